@@ -1,0 +1,381 @@
+"""Every setting: its name, type, default, rule and help text, in one place.
+
+A run is described by one ``RunConfig`` of four frozen dataclasses. Field names are unique across
+them, so a TOML file and the command line use plain names: ``n_heads = 4`` and ``--n_heads 4``.
+Precedence: defaults < files, left to right < flags.
+"""
+
+import dataclasses
+import difflib
+import math
+import tomllib
+import types
+import typing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+
+from gpt.errors import UsageError
+
+NormPosition = Literal["pre", "post"]
+Norm = Literal["layer", "rms"]
+Positions = Literal["learned", "sinusoidal", "rotary"]
+Activation = Literal["relu", "gelu", "gelu_tanh", "relu2", "swiglu"]
+Init = Literal["gpt2", "xavier"]
+Schedule = Literal["constant", "cosine", "linear", "wsd"]
+Optimizer = Literal["adamw", "muon"]
+Dtype = Literal["auto", "float32", "bfloat16"]
+Device = Literal["auto", "cpu", "cuda", "mps"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """The transformer. The defaults are the block of the teaching texts, four times."""
+
+    d_model: int = 128
+    """Width of the residual stream."""
+    n_heads: int = 4
+    """Attention heads; each is d_k = d_model / n_heads wide."""
+    n_kv_heads: int | None = None
+    """Key and value heads, each shared by n_heads / n_kv_heads query heads (default: n_heads)."""
+    n_layers: int = 4
+    """Blocks in the stack."""
+    d_ff: int | None = None
+    """Width inside the feed-forward network (default: 4 d_model; swiglu: 8/3 d_model)."""
+    context_length: int = 64
+    """Characters the model sees at once."""
+    norm_position: NormPosition = "pre"
+    """pre: x + f(norm(x)), and a final norm; post: norm(x + f(x))."""
+    norm: Norm = "layer"
+    """LayerNorm or RMSNorm."""
+    positions: Positions = "learned"
+    """How a position enters: a learned table, sine waves, or rotated queries and keys."""
+    activation: Activation = "gelu_tanh"
+    """Feed-forward nonlinearity; gelu is the exact erf form, relu2 is relu squared."""
+    attention_bias: bool = False
+    """Biases in W_Q, W_K, W_V and W_O."""
+    feedforward_bias: bool | None = None
+    """Biases in W_in and W_out (default: yes; swiglu has none)."""
+    qk_norm: bool = False
+    """RMS-normalise each head's queries and keys."""
+    tie_embeddings: bool = True
+    """The head reuses the token embedding."""
+    init: Init = "gpt2"
+    """gpt2: N(0, 0.02), smaller into the residual stream; xavier: N(0, 2 / (fan_in + fan_out))."""
+    dropout: float = 0.0
+    """Probability of dropping an activation while training."""
+
+    def __post_init__(self) -> None:
+        _check_types(self)
+        for name in ("d_model", "n_heads", "n_kv_heads", "n_layers", "d_ff", "context_length"):
+            value = getattr(self, name)
+            if value is not None:
+                _at_least(name, value, 1)
+        if self.d_model % self.n_heads:
+            below = self.d_model // self.n_heads * self.n_heads
+            choices = [str(n) for n in (below, below + self.n_heads) if n > 0]
+            raise UsageError(
+                f"d_model = {self.d_model} is not divisible by n_heads = {self.n_heads}; "
+                f"try d_model {' or '.join(choices)}"
+            )
+        if self.n_heads % (self.n_kv_heads or self.n_heads):
+            divisors = [str(n) for n in range(1, self.n_heads + 1) if self.n_heads % n == 0]
+            raise UsageError(
+                f"n_heads = {self.n_heads} is not divisible by n_kv_heads = {self.n_kv_heads}; "
+                f"try n_kv_heads {', '.join(divisors)}"
+            )
+        if self.positions == "rotary" and self.d_k % 2:
+            raise UsageError(
+                f"rotary positions turn pairs, and d_model / n_heads = {self.d_k} is odd; "
+                "choose a d_model that makes it even"
+            )
+        if self.positions == "sinusoidal" and self.d_model % 2:
+            raise UsageError(
+                f"sinusoidal positions are sine and cosine pairs, and d_model = {self.d_model} "
+                "is odd; choose an even d_model"
+            )
+        if self.activation == "swiglu" and self.feedforward_bias:
+            raise UsageError("swiglu has no biases; drop feedforward_bias")
+        if not 0 <= self.dropout < 1:
+            raise UsageError(f"dropout = {self.dropout} is not in [0, 1); try 0.1")
+
+    @property
+    def d_k(self) -> int:
+        """Width of one head."""
+        return self.d_model // self.n_heads
+
+    def resolved(self) -> "ModelConfig":
+        """The same model with every derived default written out."""
+        gated = self.activation == "swiglu"
+        return dataclasses.replace(
+            self,
+            n_kv_heads=self.n_kv_heads or self.n_heads,
+            d_ff=self.d_ff or (int(8 / 3 * self.d_model) if gated else 4 * self.d_model),
+            feedforward_bias=not gated if self.feedforward_bias is None else self.feedforward_bias,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextConfig:
+    """The text to learn."""
+
+    text: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="[TEXT]")] = ""
+    """Text file to learn, or - for standard input (default: the Shakespeare of data/)."""
+    val_fraction: float = 0.1
+    """The last part of the text, kept for validation; 0 turns validation off."""
+    encoding: str = "utf-8"
+    """Encoding of the file."""
+    keep_newlines: bool = False
+    """Leave CR and CR LF as they are instead of turning them into LF."""
+
+    def __post_init__(self) -> None:
+        _check_types(self)
+        if not 0 <= self.val_fraction < 1:
+            raise UsageError(f"val_fraction = {self.val_fraction} is not in [0, 1); try 0.1")
+        try:
+            "".encode(self.encoding)
+        except (LookupError, ValueError) as error:
+            raise UsageError(
+                f"encoding = {self.encoding!r} is unknown to Python; try utf-8, cp1252 or utf-16"
+            ) from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingConfig:
+    """How the weights are learned. A step is one optimiser update, everywhere."""
+
+    steps: int = 2000
+    """Optimiser updates."""
+    batch_size: int = 12
+    """Windows of context_length characters in one forward pass."""
+    grad_accumulation: int = 1
+    """Forward passes in one update."""
+    optimizer: Optimizer = "adamw"
+    """adamw, or muon for the matrices of the blocks with adamw for the rest."""
+    learning_rate: float = 1e-3
+    """Peak learning rate, of both optimisers."""
+    warmup_steps: int = 100
+    """Updates of linear warm-up; the last of them is the first at the peak."""
+    schedule: Schedule = "cosine"
+    """After the warm-up; wsd stays at the peak, then falls in a line over decay_fraction."""
+    decay_fraction: float = 0.2
+    """Last part of the steps in which wsd decays."""
+    final_lr_fraction: float = 0.1
+    """The schedule ends at this fraction of the peak (constant: at the peak)."""
+    weight_decay: float = 0.1
+    """Decoupled decay of matrices and embeddings; never of biases and gains."""
+    beta1: float = 0.9
+    """AdamW: memory of the gradient."""
+    beta2: float = 0.99
+    """AdamW: memory of its square."""
+    muon_momentum: float = 0.95
+    """Muon: memory of the gradient."""
+    grad_clip: float = 1.0
+    """Largest total gradient norm; 0 turns clipping off."""
+    eval_every: int = 250
+    """Steps between evaluations; each also saves a checkpoint and writes a sample."""
+    log_every: int = 10
+    """Steps between points on the curves (at most 1000 points a run)."""
+    sample_chars: int = 200
+    """Length of the sample after each evaluation; 0 for none."""
+    seed: int = 1337
+    """Seed of weights, batches, dropout and samples, each a stream of its own."""
+
+    def __post_init__(self) -> None:
+        _check_types(self)
+        for name in ("steps", "batch_size", "grad_accumulation", "eval_every", "log_every"):
+            _at_least(name, getattr(self, name), 1)
+        for name in ("warmup_steps", "sample_chars", "weight_decay", "grad_clip", "seed"):
+            _at_least(name, getattr(self, name), 0)
+        if self.seed >= 2**63:
+            raise UsageError(f"seed = {self.seed} is not below 2**63; choose a smaller one")
+        if self.learning_rate <= 0:
+            raise UsageError(f"learning_rate = {self.learning_rate} is not above 0; try 0.001")
+        if self.warmup_steps > self.steps:
+            raise UsageError(
+                f"warmup_steps = {self.warmup_steps} is more than steps = {self.steps}; "
+                f"try warmup_steps {self.steps // 10}"
+            )
+        for name in ("beta1", "beta2", "muon_momentum"):
+            if not 0 <= getattr(self, name) < 1:
+                raise UsageError(f"{name} = {getattr(self, name)} is not in [0, 1); try 0.95")
+        for name in ("decay_fraction", "final_lr_fraction"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise UsageError(f"{name} = {getattr(self, name)} is not in [0, 1]; try 0.1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MachineConfig:
+    """Where and how precisely it is computed."""
+
+    device: Device = "auto"
+    """auto takes cuda, then mps, then cpu."""
+    dtype: Dtype = "auto"
+    """Of the matrix products; auto is bfloat16 on a GPU that has it, else float32."""
+    compile: bool = False
+    """Compile the model with torch.compile; pays off in long runs."""
+    threads: int = 0
+    """CPU threads; 0 leaves the choice to torch."""
+
+    def __post_init__(self) -> None:
+        _check_types(self)
+        _at_least("threads", self.threads, 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """One training run, entirely."""
+
+    text: TextConfig = field(default_factory=TextConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    training: TrainingConfig = field(default_factory=TrainingConfig)
+    machine: MachineConfig = field(default_factory=MachineConfig)
+
+    def with_changes(self, changes: dict[str, Any]) -> "RunConfig":
+        """The same run with the named fields changed: ``{"norm_position": "post"}``.
+
+        Raises UsageError for an unknown name, a wrong type or a broken rule.
+        """
+        return from_flat({**to_flat(self), **_coerced(changes, "changes")})
+
+
+def _sections() -> dict[str, type]:
+    return {f.name: typing.cast(type, f.type) for f in dataclasses.fields(RunConfig)}
+
+
+def _home_of_fields() -> dict[str, tuple[str, Any]]:
+    """Field name -> (section, declared type)."""
+    return {
+        name: (section, hint)
+        for section, cls in _sections().items()
+        for name, hint in typing.get_type_hints(cls).items()
+    }
+
+
+def to_flat(config: RunConfig) -> dict[str, Any]:
+    """All fields of all sections under their plain names; None for derived ones."""
+    return {
+        f.name: getattr(getattr(config, section), f.name)
+        for section, cls in _sections().items()
+        for f in dataclasses.fields(cls)
+    }
+
+
+def from_flat(values: dict[str, Any], *, checked: bool = True) -> RunConfig:
+    """The inverse of ``to_flat``; missing fields take their defaults.
+
+    ``checked=False`` skips the rules between fields: what files say may only become consistent
+    once the flags are added.
+    """
+    home = _home_of_fields()
+    grouped: dict[str, dict[str, Any]] = {section: {} for section in _sections()}
+    for name, value in values.items():
+        grouped[home[name][0]][name] = value
+    built = {}
+    for section, cls in _sections().items():
+        if checked:
+            built[section] = cls(**grouped[section])
+        else:
+            built[section] = object.__new__(cls)
+            defaults = {f.name: f.default for f in dataclasses.fields(cls)}
+            built[section].__dict__.update(defaults | grouped[section])
+    return RunConfig(**built)
+
+
+def read_toml(paths: list[str | Path]) -> dict[str, Any]:
+    """The fields that the files set, later files over earlier ones.
+
+    Raises UsageError with the file, the key and the nearest known name.
+    """
+    values: dict[str, Any] = {}
+    for path in paths:
+        try:
+            document = tomllib.loads(Path(path).read_bytes().decode("utf-8-sig"))
+        except OSError as error:
+            raise UsageError(f"cannot read config {str(path)!r}: {error.strerror}") from error
+        except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
+            raise UsageError(f"{str(path)!r} is not valid TOML: {error}") from error
+        values |= _coerced(document, f"config {str(path)!r}")
+    return values
+
+
+def write_toml(config: RunConfig) -> str:
+    """Every field, resolved, as a TOML file that ``--config`` accepts."""
+    resolved = dataclasses.replace(config, model=config.model.resolved())
+    lines = []
+    for section, cls in _sections().items():
+        lines.append(f"# {section}: {(cls.__doc__ or '').strip()}")
+        values = getattr(resolved, section)
+        lines += [
+            f"{f.name} = {_toml_value(getattr(values, f.name))}" for f in dataclasses.fields(cls)
+        ]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def nearest(word: str, known: typing.Iterable[str]) -> str:
+    """`` Did you mean 'x'?``, or nothing when no known word is near."""
+    close = difflib.get_close_matches(word, list(known), n=1)
+    return f" Did you mean {close[0]!r}?" if close else ""
+
+
+def _toml_value(value: object) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        escaped = "".join(
+            f"\\U{ord(c):08X}" if c in '"\\' or not c.isprintable() else c for c in value
+        )
+        return f'"{escaped}"'
+    return repr(value)
+
+
+def _coerced(values: dict[str, Any], source: str) -> dict[str, Any]:
+    """Known names, and whole numbers where a whole number is declared (1e3 becomes 1000)."""
+    home = _home_of_fields()
+    coerced = {}
+    for name, value in values.items():
+        if name not in home:
+            raise UsageError(f"{source}: unknown field {name!r}.{nearest(name, home)}")
+        kinds = _kinds(home[name][1])
+        if int in kinds and isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if float in kinds and isinstance(value, int) and not isinstance(value, bool):
+            value = float(value)
+        coerced[name] = value
+    return coerced
+
+
+def _kinds(hint: Any) -> tuple[Any, ...]:
+    """The plain types that a field accepts; for a Literal, its words."""
+    if typing.get_origin(hint) in (types.UnionType, typing.Union):
+        return typing.get_args(hint)
+    return (hint,)
+
+
+def _check_types(config: Any) -> None:
+    """Refuse a value of another type than declared, with the name, the value and the type."""
+    for name, hint in typing.get_type_hints(type(config)).items():
+        value = getattr(config, name)
+        if typing.get_origin(hint) is Literal:
+            words = typing.get_args(hint)
+            if value not in words:
+                raise UsageError(
+                    f"{name} = {value!r} is not one of {', '.join(words)}."
+                    f"{nearest(str(value), words)}"
+                )
+            continue
+        kinds = _kinds(hint)
+        exact = any(type(value) is kind for kind in kinds)
+        if not exact and not (float in kinds and type(value) is int):
+            wanted = " or ".join(kind.__name__ for kind in kinds if kind is not type(None))
+            raise UsageError(f"{name} = {value!r} is not of type {wanted}")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise UsageError(f"{name} = {value} is not a finite number")
+
+
+def _at_least(name: str, value: float, low: int) -> None:
+    if value < low:
+        raise UsageError(f"{name} = {value} is less than {low}; choose {low} or more")

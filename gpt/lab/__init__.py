@@ -1,0 +1,1 @@
+"""The comparison: arms that differ in one thing, trained alike."""

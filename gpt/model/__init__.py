@@ -1,0 +1,1 @@
+"""The mathematics of the two texts: read block, attention, feedforward, norms, positions, gpt."""

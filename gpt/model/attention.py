@@ -1,0 +1,134 @@
+"""Attention: every position gathers what it needs from the positions before it.
+
+The mathematics is two pure functions over heads that are already split, ``causal_attention`` (the
+fused kernel) and ``explicit_attention`` (the same thing, readable); the module around them holds
+the four projections.
+"""
+
+import math
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+Rotate = Callable[[Tensor, int], Tensor]
+"""Turns heads ``(B, n_heads, T, d_k)`` whose first position is ``start``."""
+
+
+def causal_attention(q: Tensor, k: Tensor, v: Tensor, dropout: float = 0.0) -> Tensor:
+    """``softmax(q k^T / sqrt(d_k) + mask) v``, where no query sees a later key.
+
+    Shapes: q ``(B, n_heads, T, d_k)``; k and v ``(B, n_heads, S, d_k)`` with S >= T, the queries
+    being the last T of the S positions; the result is shaped like q.
+    Source: Vaswani et al. 2017, arXiv 1706.03762, equation 1.
+    """
+    T, S = q.shape[2], k.shape[2]
+    if T == S:
+        return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
+    # is_causal would align the mask with the first key; queries continue a cache at the last one.
+    mask = None if T == 1 else visible(T, S, q.device)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout)
+
+
+def attention_weights(q: Tensor, k: Tensor) -> Tensor:
+    """``softmax(q k^T / sqrt(d_k) + mask)``: how much each query takes from each key.
+
+    Shapes: q ``(B, n_heads, T, d_k)``, k ``(B, n_heads, S, d_k)`` -> ``(B, n_heads, T, S)``; each
+    row sums to 1.
+    """
+    scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])  # (B, n_heads, T, S)
+    hidden = ~visible(q.shape[2], k.shape[2], q.device)
+    return scores.masked_fill(hidden, float("-inf")).softmax(dim=-1)
+
+
+def explicit_attention(q: Tensor, k: Tensor, v: Tensor, dropout: float = 0.0) -> Tensor:
+    """The same as ``causal_attention``, step by step."""
+    return F.dropout(attention_weights(q, k), dropout) @ v  # (B, n_heads, T, d_k)
+
+
+def visible(T: int, S: int, device: torch.device) -> Tensor:
+    """``(T, S)``, True where the query (one of the last T positions) may see the key."""
+    return torch.ones(T, S, dtype=torch.bool, device=device).tril(diagonal=S - T)
+
+
+class KVCache:
+    """The keys and values of the positions read so far, of one block.
+
+    Shapes: ``(B, n_kv_heads, context_length, d_k)`` each, of which the first ``length`` are filled.
+    """
+
+    def __init__(self, keys: Tensor) -> None:
+        self.keys = keys
+        self.values = torch.empty_like(keys)
+        self.length = 0
+
+    def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Add T positions; return all of them: ``(B, n_kv_heads, length, d_k)`` each."""
+        start, self.length = self.length, self.length + k.shape[2]
+        self.keys[:, :, start : self.length] = k
+        self.values[:, :, start : self.length] = v
+        return self.keys[:, :, : self.length], self.values[:, :, : self.length]
+
+
+class MultiHeadAttention(nn.Module):
+    """``concat(head_1, ..., head_h) W_O``, ``head_i = attention(x W_Q_i, x W_K_i, x W_V_i)``.
+
+    The heads share one matrix product a projection, then are split: d_k = d_model / n_heads. With
+    ``n_kv_heads < n_heads`` several query heads share a key and value head (Ainslie et al. 2023,
+    arXiv 2305.13245). ``qk_norm`` divides each head's query and key by its root mean square (Henry
+    et al. 2020, arXiv 2010.04245), before any rotation.
+    Shapes: x and the result ``(B, T, d_model)``. Source: Vaswani et al. 2017, 3.2.2.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        n_heads: int,
+        n_kv_heads: int,
+        *,
+        bias: bool = False,
+        qk_norm: bool = False,
+        dropout: float = 0.0,
+        eps: float = 1e-5,
+    ) -> None:
+        super().__init__()
+        self.n_heads, self.n_kv_heads, self.d_k = n_heads, n_kv_heads, d_model // n_heads
+        self.qk_norm, self.dropout, self.eps = qk_norm, dropout, eps
+        self.W_Q = nn.Linear(d_model, d_model, bias=bias)
+        self.W_K = nn.Linear(d_model, n_kv_heads * self.d_k, bias=bias)
+        self.W_V = nn.Linear(d_model, n_kv_heads * self.d_k, bias=bias)
+        self.W_O = nn.Linear(d_model, d_model, bias=bias)
+        self.attend = causal_attention  # or explicit_attention: the two agree
+
+    def forward(
+        self, x: Tensor, rotate: Rotate | None = None, cache: KVCache | None = None
+    ) -> Tensor:
+        start = cache.length if cache else 0
+        q, k, v = self.project(x, rotate, start)
+        if cache:
+            k, v = cache.append(k, v)  # (B, n_kv_heads, T, d_k) -> (B, n_kv_heads, start + T, d_k)
+        shared_by = self.n_heads // self.n_kv_heads
+        if shared_by > 1:
+            k = k.repeat_interleave(shared_by, dim=1)  # (B, n_kv_heads, ...) -> (B, n_heads, ...)
+            v = v.repeat_interleave(shared_by, dim=1)
+        heads = self.attend(q, k, v, self.dropout if self.training else 0.0)
+        joined = heads.transpose(1, 2).flatten(2)  # (B, n_heads, T, d_k) -> (B, T, d_model)
+        return F.dropout(self.W_O(joined), self.dropout, self.training)
+
+    def project(
+        self, x: Tensor, rotate: Rotate | None = None, start: int = 0
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries ``(B, n_heads, T, d_k)``, keys and values ``(B, n_kv_heads, T, d_k)``."""
+        q = self._split(self.W_Q(x))
+        k = self._split(self.W_K(x))
+        v = self._split(self.W_V(x))
+        if self.qk_norm:
+            q = F.rms_norm(q, (self.d_k,), eps=self.eps)
+            k = F.rms_norm(k, (self.d_k,), eps=self.eps)
+        if rotate:
+            q, k = rotate(q, start), rotate(k, start)
+        return q, k, v
+
+    def _split(self, projected: Tensor) -> Tensor:
+        return projected.unflatten(-1, (-1, self.d_k)).transpose(1, 2)  # -> (B, heads, T, d_k)

@@ -1,0 +1,38 @@
+"""Normalisation of each position's features, alone: nothing crosses positions or the batch."""
+
+import torch.nn.functional as F
+from torch import Tensor, nn, ones, zeros
+
+
+class LayerNorm(nn.Module):
+    """``gamma * (x - mean) / sqrt(var + eps) + beta`` over the last axis, var biased (1/d).
+
+    Shapes: x and the result ``(..., d_model)``. Source: Ba et al. 2016, arXiv 1607.06450.
+    """
+
+    def __init__(self, d_model: int, eps: float = 1e-5) -> None:
+        super().__init__()
+        self.gamma = nn.Parameter(ones(d_model))
+        self.beta = nn.Parameter(zeros(d_model))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.layer_norm(x, self.gamma.shape, self.gamma, self.beta, self.eps)
+
+
+class RMSNorm(nn.Module):
+    """``gamma * x / sqrt(mean(x^2) + eps)`` over the last axis: no centring, no shift.
+
+    Shapes: x and the result ``(..., d_model)``. Source: Zhang & Sennrich 2019, arXiv 1910.07467.
+    """
+
+    def __init__(self, d_model: int, eps: float = 1e-5) -> None:
+        super().__init__()
+        self.gamma = nn.Parameter(ones(d_model))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, self.gamma.shape, self.gamma, self.eps)
+
+
+NORMS = {"layer": LayerNorm, "rms": RMSNorm}

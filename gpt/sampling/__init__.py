@@ -1,0 +1,1 @@
+"""Text out: from logits to characters."""

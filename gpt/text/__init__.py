@@ -1,0 +1,1 @@
+"""Text in: reading, encoding, and which characters a step sees."""

@@ -1,0 +1,1 @@
+"""The run: optimisers, schedules, the loop, checkpoints and metrics."""

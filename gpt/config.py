@@ -81,7 +81,8 @@ class ModelConfig:
                 f"try d_model {' or '.join(choices)}"
             )
         if self.n_heads % (self.n_kv_heads or self.n_heads):
-            divisors = [str(n) for n in range(1, self.n_heads + 1) if self.n_heads % n == 0]
+            few = range(1, min(self.n_heads, 1000) + 1)
+            divisors = [str(n) for n in few if self.n_heads % n == 0]
             raise UsageError(
                 f"n_heads = {self.n_heads} is not divisible by n_kv_heads = {self.n_kv_heads}; "
                 f"try n_kv_heads {', '.join(divisors)}"
@@ -135,6 +136,13 @@ class TextConfig:
         if not 0 <= self.val_fraction < 1:
             raise UsageError(f"val_fraction = {self.val_fraction} is not in [0, 1); try 0.1")
         try:
+            self.text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise UsageError(
+                f"text = {self.text!r} is not a Unicode name, so no config can hold it; rename the "
+                "file, or give it on standard input: - < FILE"
+            ) from error
+        try:
             "".encode(self.encoding)
         except (LookupError, ValueError) as error:
             raise UsageError(
@@ -156,8 +164,8 @@ class TrainingConfig:
     """adamw, or muon for the matrices of the blocks with adamw for the rest."""
     learning_rate: float = 1e-3
     """Peak learning rate, of both optimisers."""
-    warmup_steps: int = 100
-    """Updates of linear warm-up; the last of them is the first at the peak."""
+    warmup_steps: int | None = None
+    """Updates of linear warm-up (default: a tenth of the steps, at most 100)."""
     schedule: Schedule = "cosine"
     """After the warm-up; wsd stays at the peak, then falls in a line over decay_fraction."""
     decay_fraction: float = 0.2
@@ -187,13 +195,12 @@ class TrainingConfig:
         _check_types(self)
         for name in ("steps", "batch_size", "grad_accumulation", "eval_every", "log_every"):
             _at_least(name, getattr(self, name), 1)
-        for name in ("warmup_steps", "sample_chars", "weight_decay", "grad_clip", "seed"):
+        for name in ("sample_chars", "weight_decay", "grad_clip", "seed"):
             _at_least(name, getattr(self, name), 0)
-        if self.seed >= 2**63:
-            raise UsageError(f"seed = {self.seed} is not below 2**63; choose a smaller one")
+        _at_least("warmup_steps", self.warmup_steps or 0, 0)
         if self.learning_rate <= 0:
             raise UsageError(f"learning_rate = {self.learning_rate} is not above 0; try 0.001")
-        if self.warmup_steps > self.steps:
+        if (self.warmup_steps or 0) > self.steps:
             raise UsageError(
                 f"warmup_steps = {self.warmup_steps} is more than steps = {self.steps}; "
                 f"try warmup_steps {self.steps // 10}"
@@ -204,6 +211,12 @@ class TrainingConfig:
         for name in ("decay_fraction", "final_lr_fraction"):
             if not 0 <= getattr(self, name) <= 1:
                 raise UsageError(f"{name} = {getattr(self, name)} is not in [0, 1]; try 0.1")
+
+    def resolved(self) -> "TrainingConfig":
+        """The same training with every derived default written out."""
+        if self.warmup_steps is not None:
+            return self
+        return dataclasses.replace(self, warmup_steps=min(100, self.steps // 10))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,6 +252,12 @@ class RunConfig:
         Raises UsageError for an unknown name, a wrong type or a broken rule.
         """
         return from_flat({**to_flat(self), **_coerced(changes, "changes")})
+
+    def resolved(self) -> "RunConfig":
+        """The same run with every derived default written out."""
+        return dataclasses.replace(
+            self, model=self.model.resolved(), training=self.training.resolved()
+        )
 
 
 def _sections() -> dict[str, type]:
@@ -284,6 +303,12 @@ def from_flat(values: dict[str, Any], *, checked: bool = True) -> RunConfig:
     return RunConfig(**built)
 
 
+def changed(before: RunConfig, after: RunConfig) -> dict[str, tuple[Any, Any]]:
+    """The fields in which two resolved configs differ: name -> (before, after)."""
+    old, new = to_flat(before.resolved()), to_flat(after.resolved())
+    return {name: (old[name], new[name]) for name in old if old[name] != new[name]}
+
+
 def read_toml(paths: list[str | Path]) -> dict[str, Any]:
     """The fields that the files set, later files over earlier ones.
 
@@ -295,7 +320,7 @@ def read_toml(paths: list[str | Path]) -> dict[str, Any]:
             document = tomllib.loads(Path(path).read_bytes().decode("utf-8-sig"))
         except OSError as error:
             raise UsageError(f"cannot read config {str(path)!r}: {error.strerror}") from error
-        except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:  # bytes, grammar, digits, depth
             raise UsageError(f"{str(path)!r} is not valid TOML: {error}") from error
         values |= _coerced(document, f"config {str(path)!r}")
     return values
@@ -303,7 +328,7 @@ def read_toml(paths: list[str | Path]) -> dict[str, Any]:
 
 def write_toml(config: RunConfig) -> str:
     """Every field, resolved, as a TOML file that ``--config`` accepts."""
-    resolved = dataclasses.replace(config, model=config.model.resolved())
+    resolved = config.resolved()
     lines = []
     for section, cls in _sections().items():
         lines.append(f"# {section}: {(cls.__doc__ or '').strip()}")
@@ -342,7 +367,7 @@ def _coerced(values: dict[str, Any], source: str) -> dict[str, Any]:
         kinds = _kinds(home[name][1])
         if int in kinds and isinstance(value, float) and value.is_integer():
             value = int(value)
-        if float in kinds and isinstance(value, int) and not isinstance(value, bool):
+        if float in kinds and type(value) is int and _fits(value):
             value = float(value)
         coerced[name] = value
     return coerced
@@ -374,6 +399,12 @@ def _check_types(config: Any) -> None:
             raise UsageError(f"{name} = {value!r} is not of type {wanted}")
         if isinstance(value, float) and not math.isfinite(value):
             raise UsageError(f"{name} = {value} is not a finite number")
+        if type(value) is int and not _fits(value):
+            raise UsageError(f"{name} does not fit in 64 bits; choose a smaller number")
+
+
+def _fits(value: int) -> bool:
+    return -(2**63) <= value < 2**63
 
 
 def _at_least(name: str, value: float, low: int) -> None:

@@ -1,0 +1,32 @@
+# Two commands: `make train` and `make test`. Both make .venv from requirements.txt first.
+PYTHON ?= python3
+VENV := .venv
+RUN := $(VENV)/bin/python
+
+.PHONY: train test test-slow lint clean
+
+train: $(VENV)/ready
+	$(RUN) train.py
+
+test: $(VENV)/ready
+	$(RUN) -m pytest
+
+test-slow: $(VENV)/dev
+	$(RUN) -m pytest -m slow
+
+lint: $(VENV)/dev
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+
+$(VENV)/ready: requirements.txt
+	$(PYTHON) -m venv $(VENV)
+	$(RUN) -m pip install --quiet --requirement requirements.txt
+	touch $@
+
+$(VENV)/dev: $(VENV)/ready pyproject.toml
+	$(RUN) -m pip install --quiet --editable .[dev]
+	touch $@
+
+clean:
+	rm -rf $(VENV)

@@ -1,0 +1,204 @@
+"""Flags and files -> config, and errors -> exit codes. Nothing here imports torch.
+
+Values come from the dataclass defaults, then TOML files from left to right, then flags.
+"""
+
+import dataclasses
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import tyro
+
+from gpt.config import RunConfig, from_flat, nearest, read_toml
+from gpt.errors import UsageError
+from gpt.text.printable import printable
+
+T = TypeVar("T")
+
+Files = Annotated[tuple[str, ...], tyro.conf.arg(metavar="FILE.toml ...")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainCommand(RunConfig):
+    """Train a character-level GPT on a text file.
+
+    Without flags: the preset configs/default.toml, useful on two CPU cores in about two minutes.
+    """
+
+    config: Files = ()
+    """TOML files of settings, stacked left to right under the flags."""
+    out: str = ""
+    """Folder of the run (default: a new one under runs/)."""
+    resume: str = ""
+    """Folder of a run to go on with, with its own settings; flags given here change them."""
+    allow_data_change: bool = False
+    """Resume although the text has changed, if it holds no new characters."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareCommand(RunConfig):
+    """Train arms that differ in one thing, from the same weights on the same batches.
+
+    Without --config: the block of the teaching texts, with the defaults below.
+    """
+
+    arms: Annotated[tuple[str, ...], tyro.conf.arg(metavar="ARM ...")] = ("pre", "post")
+    """What is compared: norm placements, or TOML files of changes."""
+    seeds: int = 3
+    """Runs an arm, from seed upwards; one run shows nothing."""
+    config: Files = ()
+    """TOML files of settings for all arms, stacked left to right under the flags."""
+    out: str = ""
+    """Folder of the runs (default: a new one under runs/)."""
+
+
+Command = TypeVar("Command", TrainCommand, CompareCommand)
+
+
+def parse_train(argv: Sequence[str], preset: Path) -> TrainCommand:
+    """The command line of train.py; ``preset`` applies when no --config and no --resume is given.
+
+    Raises SystemExit (0 for --help, 2 for wrong usage) and UsageError for unusable files.
+    """
+    words, given = _take(list(argv), "--config", ".toml")
+    folder = _peek(words, "--resume")
+    base = [Path(folder) / "config.toml"] if folder else [] if given else [preset]
+    if folder and not base[0].is_file():
+        raise UsageError(
+            f"--resume {folder}: it holds no config.toml, so it is not a run folder; "
+            "give a folder that train.py made"
+        )
+    command = _parse_run(TrainCommand, words, base, given)
+    if command.out and command.resume:
+        raise UsageError("--out and --resume exclude each other: a resumed run keeps its folder")
+    return command
+
+
+def parse_compare(argv: Sequence[str]) -> CompareCommand:
+    """The command line of ``compare.py run``. Raises as ``parse_train`` does."""
+    words, given = _take(list(argv), "--config", ".toml")
+    command = _parse_run(CompareCommand, words, [], given)
+    if command.seeds < 1:
+        raise UsageError(f"seeds = {command.seeds} is less than 1; try 5")
+    if not command.text.val_fraction:
+        raise UsageError("arms are compared by validation loss; val_fraction must be above 0")
+    return command
+
+
+def _parse_run(cls: type[Command], words: list[str], base: list[Path], given: list[str]) -> Command:
+    settings = from_flat(read_toml([*base, *given]), checked=False)
+    return parse(cls, words, cls(**vars(settings), config=tuple(given)))
+
+
+def parse(cls: type[T], argv: Sequence[str], default: T) -> T:
+    """Fill the dataclass from flags named like its fields (``--d_model``; ``--d-model`` too).
+
+    Raises SystemExit: 0 after --help, 2 after a message that names the wrong word.
+    """
+    known = {"help", *_flags(default)}
+    for word in argv:
+        flag = re.match(r"--([A-Za-z][\w-]*)(=|$)", word)
+        if flag and flag[1].replace("-", "_") not in known:
+            raise UsageError(
+                f"unknown flag '--{flag[1]}'.{nearest(flag[1].replace('-', '_'), known)} See --help"
+            )
+    return tyro.cli(
+        cls, args=list(argv), default=default, config=(tyro.conf.OmitArgPrefixes,),
+        use_underscores=True,
+    )  # fmt: skip
+
+
+def run(main: Callable[[], int | None]) -> int:
+    """Call a command; turn what a user can cause into one message and an exit code."""
+    try:
+        return main() or 0
+    except UsageError as error:
+        print(f"error: {printable(str(error))}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # The reader of our output is gone (| head); keep Python's last flush from complaining.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+
+
+def run_config(command: RunConfig) -> RunConfig:
+    """The run alone, without what only the command knows, the path of its text made absolute."""
+    text = command.text
+    if text.text not in ("", "-"):
+        text = dataclasses.replace(text, text=str(Path(text.text).absolute()))
+    return RunConfig(
+        text=text, model=command.model, training=command.training, machine=command.machine
+    )
+
+
+def run_name(command: TrainCommand | CompareCommand) -> str:
+    """A name for a run's folder: its text and its config files."""
+    path = command.text.text
+    text = {"": "shakespeare", "-": "stdin"}.get(path, Path(path).stem)
+    return "-".join([text, *(Path(path).stem for path in command.config)])
+
+
+def shell_line(*words: str | Path) -> str:
+    """The command as it can be pasted into a shell, python itself as it was started."""
+    python = "python" if shutil.which("python") == sys.executable else _relative(sys.executable)
+    quoted = [python, *map(str, words)]
+    return subprocess.list2cmdline(quoted) if os.name == "nt" else shlex.join(quoted)
+
+
+def _relative(path: str) -> str:
+    here = os.path.join(os.getcwd(), "")
+    return path.removeprefix(here)
+
+
+def _flags(default: Any) -> list[str]:
+    """The flags of a dataclass and of the dataclasses within it, without the leading dashes."""
+    names = []
+    for f in dataclasses.fields(default):
+        value = getattr(default, f.name)
+        if dataclasses.is_dataclass(value):
+            names += _flags(value)
+        else:
+            names += [f.name, f"no_{f.name}"] if isinstance(value, bool) else [f.name]
+    return names
+
+
+def _take(words: list[str], flag: str, ending: str) -> tuple[list[str], list[str]]:
+    """Split off ``flag`` and the words after it that end in ``ending``.
+
+    So ``--config a.toml b.toml my.txt`` leaves my.txt to be the text.
+    """
+    rest: list[str] = []
+    taken: list[str] = []
+    while words:
+        word = words.pop(0)
+        if word.startswith(f"{flag}="):
+            words.insert(0, word.removeprefix(f"{flag}="))
+        elif word != flag:
+            rest.append(word)
+            continue
+        if not words or not words[0].endswith(ending):
+            found = repr(words[0]) if words else "nothing"
+            raise UsageError(f"{flag} takes files that end in {ending}, and {found} follows it")
+        while words and words[0].endswith(ending):
+            taken.append(words.pop(0))
+    return rest, taken
+
+
+def _peek(words: list[str], flag: str) -> str:
+    """The value that follows a flag, or an empty string."""
+    for word, following in zip(words, [*words[1:], ""], strict=True):
+        if word == flag:
+            return following
+        if word.startswith(f"{flag}="):
+            return word.removeprefix(f"{flag}=")
+    return ""

@@ -1,0 +1,52 @@
+"""Training every arm with every seed: same weights by name, same batches, same evaluation."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpt.config import RunConfig
+from gpt.errors import NonFiniteError
+from gpt.lab.arms import Arm
+from gpt.run import Run
+from gpt.text.reading import Corpus
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One run: its arm and seed, and its validation losses in nats per character.
+
+    A run that ended in a non-finite number has a ``failure`` and no losses: it is to be counted,
+    never averaged.
+    """
+
+    arm: str
+    seed: int
+    final: float | None = None
+    best: float | None = None
+    failure: str = ""
+
+    def __str__(self) -> str:
+        ended = self.failure or f"validation {self.final:.4f}, best {self.best:.4f}"
+        return f"{self.arm:<12} seed {self.seed:<6} {ended}"
+
+
+def run_arms(
+    arms: list[Arm], seeds: list[int], base: RunConfig, corpus: Corpus, out: Path
+) -> Iterator[Outcome]:
+    """One run folder an (arm, seed) below ``out``; the arms in turn within each seed.
+
+    Raises KeyboardInterrupt when a signal stopped a run.
+    """
+    for seed in seeds:
+        for arm in arms:
+            folder = out / f"{arm.name}-s{seed}"
+            folder.mkdir()
+            try:
+                result = Run(arm.config(base, seed), corpus, folder).go(quiet=True)
+            except NonFiniteError as error:
+                yield Outcome(arm.name, seed, failure=str(error))
+                continue
+            if result.signal:
+                raise KeyboardInterrupt
+            assert result.best, "a comparison has a validation split"
+            yield Outcome(arm.name, seed, result.val_loss, result.best["loss"])

@@ -1,0 +1,194 @@
+"""Files that are there whole or not at all, whatever happens while they are written.
+
+A file is written under a temporary name beside its target, forced to the disk, read back, and only
+then given its name. Every change that this package makes to a saved file goes through here.
+"""
+
+import contextlib
+import errno
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO, Any, cast
+
+from gpt.errors import DiskError
+
+Write = Callable[[IO[bytes]], None]
+_TEMPORARY = re.compile(r"\..+\.tmp\.\d+")
+
+
+def write_atomically(
+    target: Path, write: Write, *, needed: int = 0, check: Callable[[Path], None] | None = None
+) -> None:
+    """Let ``write`` fill an open file and give it the name ``target``, over what had that name.
+
+    ``needed`` is the expected size in bytes, compared with the free space first. ``check`` gets
+    the finished temporary file and raises to refuse it. On any exception ``target`` is as it was
+    and the temporary file is gone. Raises DiskError for what the disk refuses.
+    """
+    temporary = _temporary(target)
+    with disk_errors(target, needed):
+        free = _free_bytes(target.parent)
+        if free is not None and needed > free:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        # "x": a file, link or pipe that somebody put at this name is never followed or overwritten.
+        file = open(temporary, "xb")  # noqa: SIM115 - the clean-up must begin after it is ours
+        try:
+            with file:
+                _write_through(file, write)
+                file.flush()
+                os.fsync(file.fileno())
+            if check:
+                check(temporary)
+            _replace(temporary, target)
+        except BaseException:
+            _discard(temporary)
+            raise
+        _sync_folder(target.parent)
+
+
+def link_atomically(source: Path, target: Path) -> None:
+    """Make ``target`` a second name of the file ``source``; a copy where links do not work.
+
+    Raises DiskError for what the disk refuses.
+    """
+    temporary = _temporary(target)
+    with disk_errors(target, 0):
+        try:
+            os.link(source, temporary)
+        except OSError:
+            with open(source, "rb") as original:
+                size = os.fstat(original.fileno()).st_size
+                write_atomically(
+                    target, lambda copy: shutil.copyfileobj(original, copy), needed=size
+                )
+            return
+        try:
+            _replace(temporary, target)
+        finally:
+            # Replacing one name of a file by another name of the same file leaves both.
+            _discard(temporary)
+        _sync_folder(target.parent)
+
+
+def make_folder(folder: Path) -> None:
+    """Make the folder and those above it. Raises DiskError for what the disk refuses."""
+    with disk_errors(folder, 0):
+        folder.mkdir(parents=True, exist_ok=True)
+
+
+def sweep(folder: Path) -> list[str]:
+    """Remove the temporary files that killed processes left in ``folder``; return their names.
+
+    The caller holds the lock of the run, so no living process is writing here.
+    """
+    stray = [p for p in _entries(folder) if _TEMPORARY.fullmatch(p.name) and not p.is_dir()]
+    for path in stray:
+        with disk_errors(path, 0):
+            path.unlink(missing_ok=True)
+    return [path.name for path in stray]
+
+
+@contextlib.contextmanager
+def disk_errors(target: Path, needed: int) -> Iterator[None]:
+    """Turn an OSError of the body into a DiskError about ``target``."""
+    try:
+        yield
+    except FileExistsError as error:
+        raise DiskError(
+            f"cannot write {str(target)!r}: {str(error.filename)!r} is in the way; delete it"
+        ) from error
+    except OSError as error:
+        free = _free_bytes(target.parent)
+        space = f"; {_size(free)} are free" if free is not None else ""
+        if needed:
+            space += f" and it takes {_size(needed)}"
+        raise DiskError(
+            f"cannot write {str(target)!r}: {error.strerror or error}{space}. What was saved "
+            "before is intact; make room, or make the folder writable, and resume"
+        ) from error
+
+
+class _Sink:
+    """A file that keeps the first error of a write: torch.save reports it as another one."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self.file = file
+        self.error: OSError | None = None
+
+    def write(self, data: bytes | memoryview) -> int:
+        if self.error:
+            raise self.error
+        try:
+            return self.file.write(data)
+        except OSError as error:
+            self.error = error
+            raise
+
+    def flush(self) -> None:
+        if not self.error:
+            self.file.flush()
+
+
+def _write_through(file: IO[bytes], write: Write) -> None:
+    sink = _Sink(file)
+    try:
+        write(cast(Any, sink))
+    except Exception as error:
+        if sink.error:
+            raise sink.error from error
+        raise
+
+
+def _replace(source: Path, target: Path) -> None:
+    """``os.replace``, again while a Windows virus scanner or indexer holds the target."""
+    for pause in (0.01, 0.03, 0.1, 0.3, 1.0):
+        try:
+            return os.replace(source, target)
+        except PermissionError as error:
+            if getattr(error, "winerror", None) not in (5, 32):
+                raise
+            time.sleep(pause)
+    return os.replace(source, target)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Force the names in a folder to the disk, where the system can do that."""
+    if os.name == "nt":
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def _temporary(target: Path) -> Path:
+    return target.with_name(f".{target.name}.tmp.{os.getpid()}")
+
+
+def _discard(path: Path) -> None:
+    # What made us give up is the news; a leftover is swept by the next run.
+    with contextlib.suppress(OSError):
+        path.unlink(missing_ok=True)
+
+
+def _entries(folder: Path) -> list[Path]:
+    return list(folder.iterdir()) if folder.is_dir() else []
+
+
+def _free_bytes(folder: Path) -> int | None:
+    try:
+        return shutil.disk_usage(folder).free
+    except OSError:
+        return None
+
+
+def _size(n_bytes: int) -> str:
+    return f"{n_bytes / 1e6:.1f} MB"

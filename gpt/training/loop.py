@@ -1,0 +1,194 @@
+"""The training loop: forward, backward, update, and what is told about it.
+
+A step is one optimiser update. Everything that a step draws is a pure function of (seed, step):
+its windows, its learning rate, and the state of the dropout generator. So a resumed run needs no
+random state, and how often it is evaluated cannot change it.
+"""
+
+import hashlib
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from gpt.config import TrainingConfig
+from gpt.errors import NonFiniteError
+from gpt.model.gpt import GPT
+from gpt.text.windows import evaluation_batches, take, window_starts
+from gpt.training.optimisers import set_learning_rate
+from gpt.training.schedules import learning_rate
+from gpt.training.watch import Watch
+
+Autocast = Callable[[], AbstractContextManager[Any]]
+
+
+class Observer(Protocol):
+    """What the run does with what the loop tells; ``step`` counts the updates done."""
+
+    def logged(self, step: int, values: dict[str, float]) -> None:
+        """Points for the curves, at the logging interval."""
+
+    def evaluated(self, step: int, loss: float | None) -> None:
+        """A validation loss in nats per character (None without a validation split).
+
+        Called at step 0, every ``eval_every`` steps and at the end.
+        """
+
+    def stopped(self, step: int) -> None:
+        """The loop ends early, because ``should_stop`` said so."""
+
+    def should_stop(self) -> bool:
+        """Asked between steps."""
+
+
+def train(
+    model: GPT,
+    optimisers: list[torch.optim.Optimizer],
+    train_ids: np.ndarray,
+    val_ids: np.ndarray,
+    config: TrainingConfig,
+    autocast: Autocast,
+    observer: Observer,
+    first_step: int = 0,
+) -> int:
+    """Do the updates ``first_step`` to ``config.steps - 1``; return how many are done then.
+
+    Raises NonFiniteError before an update whose loss or gradient is not finite.
+    """
+    log_every = max(config.log_every, math.ceil(config.steps / 1000))
+
+    def evaluation() -> None:
+        loss = evaluate(model, val_ids, autocast) if len(val_ids) else None
+        observer.evaluated(done, loss)
+
+    done = first_step
+    model.train()
+    if done == 0:
+        evaluation()
+    clock = _Clock()
+    while done < config.steps and not observer.should_stop():
+        rate = learning_rate(done, config)
+        set_learning_rate(optimisers, rate)
+        _seed_dropout(config.seed, done)
+        starts = step_windows(config, done, len(train_ids), model.config.context_length)
+        loss = backward(model, _batches(model, train_ids, starts), autocast)
+        logging = (done + 1) % log_every == 0 or done == 0 or done + 1 == config.steps
+        watch = Watch(model) if logging else None
+        norm = clip_gradient(model, config.grad_clip)
+        if not (math.isfinite(loss) and math.isfinite(norm)):
+            raise NonFiniteError(
+                f"step {done + 1}: loss = {loss}, gradient norm = {norm}, learning rate = "
+                f"{rate:.3g}, windows start at {starts.flatten().tolist()[:8]}...; nothing was "
+                "updated and the checkpoints hold. Try a lower --learning_rate, or a longer warm-up"
+            )
+        for optimiser in optimisers:
+            optimiser.step()
+            optimiser.zero_grad(set_to_none=True)
+        done += 1
+        clock.count(starts.size * model.config.context_length)
+        if watch:
+            inputs, _ = next(_batches(model, train_ids, starts))
+            values = {"loss/train": loss, "lr": rate, "grad_norm/total": norm}
+            values |= watch.values(inputs) | {"speed/chars_per_second": clock.speed()}
+            observer.logged(done, values)
+        if done % config.eval_every == 0 or done == config.steps:
+            evaluation()
+            clock = _Clock()
+    if done < config.steps:
+        observer.stopped(done)
+    return done
+
+
+def step_windows(
+    config: TrainingConfig, step: int, n_chars: int, context_length: int
+) -> np.ndarray:
+    """Where the windows of a step start: ``(grad_accumulation, batch_size)``."""
+    shape = (config.grad_accumulation, config.batch_size)
+    return window_starts(
+        config.seed, step, shape[0] * shape[1], n_chars, context_length
+    ).reshape(shape)  # fmt: skip
+
+
+def loss_of(model: GPT, inputs: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
+    """Cross-entropy of the next characters, in nats per character, in float32 or better.
+
+    Shapes: inputs and targets ``(B, T)`` ids -> scalar.
+    """
+    logits = model(inputs)  # (B, T) -> (B, T, vocab_size)
+    exact = logits if logits.dtype == torch.float64 else logits.float()
+    return F.cross_entropy(exact.flatten(0, 1), targets.flatten(), reduction=reduction)
+
+
+def backward(model: GPT, batches: Iterator[tuple[Tensor, Tensor]], autocast: Autocast) -> float:
+    """Leave the gradient of the mean loss over all batches in the parameters; return that loss."""
+    pairs = list(batches)
+    total = 0.0
+    for inputs, targets in pairs:
+        with autocast():
+            loss = loss_of(model, inputs, targets) / len(pairs)
+        loss.backward()
+        total += loss.item()
+    return total
+
+
+def clip_gradient(model: GPT, largest: float) -> float:
+    """Scale the gradient down to the norm ``largest`` (0: leave it); return its norm before."""
+    limit = largest or math.inf
+    return torch.nn.utils.clip_grad_norm_(model.parameters(), limit).item()
+
+
+@torch.no_grad()
+def evaluate(model: GPT, ids: np.ndarray, autocast: Autocast) -> float:
+    """Mean loss over the whole split, in nats per character, each but the first predicted once.
+
+    Windows are fixed and in order, dropout is off, and no random number is drawn; the mode of the
+    model is put back.
+    """
+    was_training = model.training
+    model.eval()
+    context_length = model.config.context_length
+    device = model.token_embedding.weight.device
+    total = 0.0
+    count = 0
+    for batch in evaluation_batches(ids, context_length, max(1, 8192 // context_length)):
+        inputs, targets = (torch.from_numpy(part).to(device) for part in batch)
+        with autocast():
+            total += loss_of(model, inputs, targets, reduction="sum").item()
+        count += targets.numel()
+    model.train(was_training)
+    return total / count
+
+
+def _batches(model: GPT, ids: np.ndarray, starts: np.ndarray) -> Iterator[tuple[Tensor, Tensor]]:
+    """One ``(inputs, targets)`` a row of starts, ``(batch_size, context_length)`` each."""
+    device = model.token_embedding.weight.device
+    for row in starts:
+        inputs, targets = take(ids, row, model.config.context_length)
+        yield torch.from_numpy(inputs).to(device), torch.from_numpy(targets).to(device)
+
+
+def _seed_dropout(seed: int, step: int) -> None:
+    key = hashlib.sha256(f"{seed}:dropout:{step}".encode()).digest()[:8]
+    torch.manual_seed(int.from_bytes(key, "little") >> 1)
+
+
+class _Clock:
+    """Characters per second since it was made or last asked."""
+
+    def __init__(self) -> None:
+        self.since, self.chars = time.perf_counter(), 0
+
+    def count(self, chars: int) -> None:
+        self.chars += chars
+
+    def speed(self) -> float:
+        now = time.perf_counter()
+        speed = self.chars / max(now - self.since, 1e-9)
+        self.since, self.chars = now, 0
+        return speed

@@ -1,0 +1,53 @@
+"""What a run tells its user: a moving bar on a terminal, plain lines elsewhere."""
+
+import contextlib
+import math
+import sys
+
+from tqdm import tqdm
+
+from gpt.text.printable import printable
+
+
+class Progress:
+    """Lines on stdout and, on a terminal, a bar on stderr below them.
+
+    A closed stdout ends the telling, never the run.
+    """
+
+    def __init__(self, steps: int, first_step: int = 0, quiet: bool = False) -> None:
+        self.steps, self.quiet = steps, quiet
+        self.bar: tqdm | None = None
+        if sys.stderr.isatty() and not quiet:
+            self.bar = tqdm(total=steps, initial=first_step, unit="step", dynamic_ncols=True)
+        self.val_loss = math.nan
+
+    def say(self, text: str = "") -> None:
+        """A line above the bar; what could drive the terminal is made visible."""
+        if not self.quiet:
+            with contextlib.suppress(OSError, ValueError):
+                tqdm.write(printable(text), file=sys.stdout)
+                sys.stdout.flush()
+
+    def logged(self, step: int, values: dict[str, float]) -> None:
+        """Move the bar to the step, or print a line every 20th part of the run."""
+        loss, speed = values["loss/train"], values["speed/chars_per_second"]
+        if self.bar is None:
+            if step % max(1, self.steps // 20) == 0 or step == 1:
+                self.say(f"step {step:>6}  train {loss:.4f}  {speed:>8,.0f} characters/s")
+            return
+        self.bar.set_postfix_str(
+            f"train {loss:.3f}, val {self.val_loss:.3f}, {speed / 1000:.0f}k chars/s", refresh=False
+        )
+        self.bar.update(step - self.bar.n)
+
+    def evaluated(self, step: int, loss: float | None, best: bool) -> None:
+        """One line with the validation loss."""
+        if loss is not None:
+            self.val_loss = loss
+            self.say(f"step {step:>6}  validation {loss:.4f}{'  (best)' if best else ''}")
+
+    def close(self) -> None:
+        """Leave the bar where it is and give the line back."""
+        if self.bar is not None:
+            self.bar.close()

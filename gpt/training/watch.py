@@ -1,0 +1,56 @@
+"""What a step did inside the model: gradients, updates and the residual stream, block by block.
+
+grad_norm/block_00      norm of the block's gradient, before clipping
+update_ratio/block_00   |W after - W before| / |W before| of the step
+stream_rms/block_00     root mean square of the stream that leaves the block
+"""
+
+import torch
+from torch import Tensor, nn
+
+from gpt.model.gpt import GPT
+
+
+class Watch:
+    """Made after the backward pass and before clipping; asked for its values after the update."""
+
+    def __init__(self, model: GPT) -> None:
+        self.model = model
+        self.gradients = [_norm([p.grad for p in b.parameters()]) for b in model.blocks]
+        self.before = [[p.detach().clone() for p in b.parameters()] for b in model.blocks]
+
+    def values(self, inputs: Tensor) -> dict[str, float]:
+        """The tags above, for every block. ``inputs``: ids ``(B, T)`` of the step."""
+        values = {}
+        streams = stream_rms(self.model, inputs[:4])
+        for i, block in enumerate(self.model.blocks):
+            after = [p.detach() for p in block.parameters()]
+            moved = _norm(torch._foreach_sub(after, self.before[i]))
+            values[f"grad_norm/block_{i:02}"] = self.gradients[i]
+            values[f"update_ratio/block_{i:02}"] = moved / max(_norm(self.before[i]), 1e-12)
+            values[f"stream_rms/block_{i:02}"] = streams[i]
+        return values
+
+
+@torch.no_grad()
+def stream_rms(model: GPT, inputs: Tensor) -> list[float]:
+    """``sqrt(mean(x^2))`` of the residual stream after each block; draws no random number."""
+    found: list[float] = []
+
+    def record(_block: nn.Module, _inputs: object, output: Tensor) -> None:
+        found.append(output.float().square().mean().sqrt().item())
+
+    hooks = [block.register_forward_hook(record) for block in model.blocks]
+    was_training = model.training
+    model.eval()
+    try:
+        model.forward(inputs)  # not model(...): a compiled call would not see the hooks
+    finally:
+        model.train(was_training)
+        for hook in hooks:
+            hook.remove()
+    return found
+
+
+def _norm(tensors: list[Tensor]) -> float:
+    return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(tensors))).item()

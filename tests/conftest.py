@@ -1,0 +1,1 @@
+"""Puts tests/ on the import path, so that every test finds ``helpers`` and ``reference``."""

@@ -1,0 +1,123 @@
+"""Made golden.npz, once: ``python tests/reference/make_golden.py``.
+
+The arrays are frozen. They let neither the reference nor the model drift, not even both together.
+For each variant: config (JSON), state, tokens, targets, every intermediate, the loss, and the
+gradient of the loss in every weight, entry by entry.
+"""
+
+import json
+from pathlib import Path
+
+import numpy as np
+
+GOLDEN = Path(__file__).with_name("golden.npz")
+STEP = 1e-20
+
+B, T, VOCAB_SIZE, CONTEXT_LENGTH, D_FF = 2, 5, 7, 6, 10
+DEFAULTS = {
+    "d_model": 12,
+    "n_heads": 3,
+    "n_kv_heads": 3,
+    "n_layers": 2,
+    "norm_position": "pre",
+    "norm": "layer",
+    "positions": "learned",
+    "activation": "gelu_tanh",
+    "attention_bias": False,
+    "feedforward_bias": True,
+    "qk_norm": False,
+    "tie_embeddings": True,
+}
+VARIANTS = {
+    "pre": {},
+    "post": {"norm_position": "post"},
+    "gpt1": {"norm_position": "post", "attention_bias": True, "activation": "gelu"},
+    "paper": {"norm_position": "post", "positions": "sinusoidal", "activation": "relu"},
+    "llama": {
+        "norm": "rms",
+        "positions": "rotary",
+        "activation": "swiglu",
+        "feedforward_bias": False,
+        "tie_embeddings": False,
+        "n_kv_heads": 1,
+    },
+    "recent": {"norm": "rms", "positions": "rotary", "activation": "relu2", "qk_norm": True},
+}
+
+
+def draw_state(config, rng):
+    """Weights from N(0, 0.3), gains around 1; rounded to float16, which keeps the file small."""
+    d_model = config["d_model"]
+    d_kv = d_model // config["n_heads"] * config["n_kv_heads"]
+    shapes = {"token_embedding.weight": (VOCAB_SIZE, d_model)}
+    if config["positions"] == "learned":
+        shapes["positions.weight"] = (CONTEXT_LENGTH, d_model)
+    norms = [f"blocks.{i}.norm_{j}" for i in range(config["n_layers"]) for j in (1, 2)]
+    for i in range(config["n_layers"]):
+        for name, fan_out in (("Q", d_model), ("K", d_kv), ("V", d_kv), ("O", d_model)):
+            shapes[f"blocks.{i}.attention.W_{name}.weight"] = (fan_out, d_model)
+            if config["attention_bias"]:
+                shapes[f"blocks.{i}.attention.W_{name}.bias"] = (fan_out,)
+        ways = {"W_in": (D_FF, d_model), "W_out": (d_model, D_FF)}
+        if config["activation"] == "swiglu":
+            ways["W_gate"] = (D_FF, d_model)
+        for name, shape in ways.items():
+            shapes[f"blocks.{i}.feedforward.{name}.weight"] = shape
+            if config["feedforward_bias"]:
+                shapes[f"blocks.{i}.feedforward.{name}.bias"] = shape[:1]
+    if config["norm_position"] == "pre":
+        norms.append("final_norm")
+    for name in norms:
+        shapes[f"{name}.gamma"] = (d_model,)
+        if config["norm"] == "layer":
+            shapes[f"{name}.beta"] = (d_model,)
+    if not config["tie_embeddings"]:
+        shapes["head.weight"] = (VOCAB_SIZE, d_model)
+    state = {}
+    for name, shape in shapes.items():
+        value = 0.3 * rng.standard_normal(shape) + name.endswith("gamma")
+        state[name] = value.astype(np.float16)
+    return state
+
+
+def gradient(reference, state, tokens, targets, config):
+    """The derivative of the loss in every entry of every weight, by complex step."""
+    gradients = {}
+    for name, weight in state.items():
+        gradients[name] = np.empty(weight.shape)
+        for at in np.ndindex(weight.shape):
+            nudged = weight.astype(complex)
+            nudged[at] += STEP * 1j
+            logits = reference.forward(state | {name: nudged}, tokens, config)["logits"]
+            gradients[name][at] = reference.loss(logits, targets).imag / STEP
+    return gradients
+
+
+def main():
+    import forward as reference
+
+    if GOLDEN.exists():
+        raise SystemExit(f"{GOLDEN} exists and is frozen; to change the mathematics, delete it")
+    rng = np.random.default_rng(20240613)
+    arrays = {}
+    for variant, changes in VARIANTS.items():
+        config = DEFAULTS | changes
+        stored = draw_state(config, rng)
+        tokens, targets = rng.integers(0, VOCAB_SIZE, (2, B, T))
+        state = {name: weight.astype(np.float64) for name, weight in stored.items()}
+        seen = reference.forward(state, tokens, config)
+        arrays |= {
+            f"{variant}/config": np.array(json.dumps(config)),
+            f"{variant}/tokens": tokens.astype(np.uint8),
+            f"{variant}/targets": targets.astype(np.uint8),
+            f"{variant}/loss": np.array(reference.loss(seen["logits"], targets)),
+        }
+        arrays |= {f"{variant}/state/{name}": value for name, value in stored.items()}
+        arrays |= {f"{variant}/seen/{name}": value for name, value in seen.items()}
+        gradients = gradient(reference, state, tokens, targets, config)
+        arrays |= {f"{variant}/gradient/{name}": value for name, value in gradients.items()}
+    np.savez_compressed(GOLDEN, **arrays)
+
+
+if __name__ == "__main__":
+    main()

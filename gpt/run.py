@@ -6,6 +6,7 @@ checkpoints/     the newest two and the best
 """
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,9 +44,9 @@ class Run:
     """Everything around the loop: it hears what happens and keeps it."""
 
     def __init__(
-        self, config: RunConfig, corpus: Corpus, folder: Path, checkpoint: Checkpoint | None = None
+        self, config: RunConfig, corpus: Corpus, checkpoint: Checkpoint | None = None
     ) -> None:
-        self.config, self.corpus, self.folder = config, corpus, folder
+        self.config, self.corpus = config, corpus
         self.machine = set_up(config.machine)
         vocab_size = corpus.tokenizer.vocab_size
         self.model = GPT(config.model, vocab_size, config.training.seed)
@@ -61,17 +62,18 @@ class Run:
         self.flops = 3 * flops_per_character(config.model, vocab_size)
         self.notices = inexact(checkpoint, self.machine) if checkpoint else []
 
-    def go(self, notices: list[str] | None = None, quiet: bool = False) -> Result:
+    def go(self, folder: Path, notices: Sequence[str] = (), quiet: bool = False) -> Result:
         """Train to the last step, or until a signal. Raises what gpt.errors names."""
-        with owner(self.folder):
-            sweep(self.folder / "checkpoints")
-            (self.folder / "config.toml").write_text(write_toml(self.config), encoding="utf-8")
+        self.folder = folder
+        with owner(folder):
+            sweep(folder / "checkpoints")
+            (folder / "config.toml").write_text(write_toml(self.config), encoding="utf-8")
             training = self.config.training
             first_point = self.first_step + 1 if self.first_step else 0
             self.progress = Progress(training.steps, self.first_step, quiet)
-            with Metrics(self.folder, first_point) as self.metrics, StopSignals() as self.signals:
+            with Metrics(folder, first_point) as self.metrics, StopSignals() as self.signals:
                 try:
-                    self._introduce(notices or [])
+                    self._introduce(notices)
                     done = loop.train(
                         self.model,
                         self.optimisers,
@@ -84,15 +86,15 @@ class Run:
                     )
                 finally:
                     self.progress.close()
-            return Result(self.folder, done, self.val_loss, self.best, self.signals.received)
+            return Result(folder, done, self.val_loss, self.best, self.signals.received)
 
-    def _introduce(self, notices: list[str]) -> None:
+    def _introduce(self, notices: Sequence[str]) -> None:
         self.peak = peak_flops(self.machine.device, self.machine.dtype)
         if self.config.machine.compile:
             compile_model(self.model)
         lines = describe(self.config, self.corpus, self.machine.environment())
         notices = [*self.corpus.notices, *notices, *self.notices, *caution(self.config)]
-        for line in notices + lines:
+        for line in [*notices, *lines]:
             self.progress.say(line)
         self.metrics.text("config", write_toml(self.config), self.first_step)
 

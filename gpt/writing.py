@@ -22,15 +22,20 @@ from gpt.training.checkpoint import load_checkpoint, restore
 from gpt.training.machine import find_device
 
 
-def write(command: SampleCommand, path: Path, prompt: str) -> None:
-    """Continue the prompt with the checkpoint's model, or converse when asked to."""
+def write(command: SampleCommand, run: Path, prompt: str) -> None:
+    """Continue the prompt with the model of a run folder or file, or converse when asked to."""
     device = find_device(command.compute.device)
     if command.compute.threads:
         torch.set_num_threads(command.compute.threads)
-    checkpoint = load_checkpoint(path)
+    checkpoint = load_checkpoint(run)
     model, tokenizer = restore(checkpoint)
-    model.to(device, torch.float32)
-    say(f"checkpoint {path}: step {checkpoint.step}, validation loss {checkpoint.best_loss:.4f}")
+    model.to(device)
+    for notice in checkpoint.notices:
+        say(f"notice: {notice}")
+    reached = f"step {checkpoint.step}"
+    if checkpoint.best and checkpoint.best["step"] == checkpoint.step:
+        reached += f", validation loss {checkpoint.best['loss']:.4f}"
+    say(f"{checkpoint.path}: {reached}")
     writer = Writer(command, model, tokenizer, Output(sys.stdout, raw=command.output.raw))
     if command.output.interactive:
         writer.converse()
@@ -92,11 +97,9 @@ class Writer:
         prompt = prepare(text, self.tokenizer, skip_unknown=skip)
         for notice in prompt.notices:
             say(f"notice: {notice}")
-        context = self.model.config.context_length
-        if len(prompt.ids) > context:
-            say(
-                f"notice: of {len(prompt.ids)} prompt characters the model reads the last {context}"
-            )
+        n, context = len(prompt.ids), self.model.config.context_length
+        if n > context:
+            say(f"notice: the prompt has {n} characters; the model reads the last {context}")
         return prompt
 
     def write(self, prompt: Prompt, turn: int = 0) -> None:

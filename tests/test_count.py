@@ -35,21 +35,17 @@ def component(name: str) -> str:
     return words[2] if words[0] == "blocks" else words[0]
 
 
-def test_every_component_of_every_variant_has_its_real_number_of_parameters():
+def test_every_component_and_kind_of_every_variant_has_its_real_number_of_parameters():
     for changes in EVERY_SHAPE:
         config = small_config(**changes)
-        counted = dict.fromkeys(parameter_count(config, VOCAB_SIZE), 0)
-        for name, parameter in GPT(config, VOCAB_SIZE).named_parameters():
-            counted[component(name)] += parameter.numel()
-        assert parameter_count(config, VOCAB_SIZE) == counted, changes
-
-
-def test_the_kinds_of_every_variant_are_the_optimisers_kinds():
-    for changes in EVERY_SHAPE:
-        config = small_config(**changes)
-        kinds = vars(parameter_kinds(GPT(config, VOCAB_SIZE)))
-        counted = {kind: sum(p.numel() for p in members) for kind, members in kinds.items()}
-        assert kind_count(config, VOCAB_SIZE) == counted, changes
+        model = GPT(config, VOCAB_SIZE)
+        components = dict.fromkeys(parameter_count(config, VOCAB_SIZE), 0)
+        for name, parameter in model.named_parameters():
+            components[component(name)] += parameter.numel()
+        assert parameter_count(config, VOCAB_SIZE) == components, changes
+        members = vars(parameter_kinds(model)).items()
+        kinds = {kind: sum(p.numel() for p in parameters) for kind, parameters in members}
+        assert kind_count(config, VOCAB_SIZE) == kinds, changes
 
 
 def test_derived_widths_are_counted_as_the_model_derives_them():

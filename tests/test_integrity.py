@@ -1,7 +1,6 @@
 import collections
 import os
 import random
-import threading
 import zipfile
 from pathlib import Path
 
@@ -206,10 +205,3 @@ def test_tensors_are_found_under_their_paths():
     assert non_finite(DATA) is None
     for bad in (float("nan"), float("inf"), float("-inf")):
         assert non_finite({"x": [torch.ones(3), torch.tensor([1.0, bad])]}) == "x.1"
-
-
-def test_reading_leaves_no_file_open_and_no_thread(path):
-    before = threading.active_count()
-    for _ in range(3):
-        read_plain(path)
-    assert threading.active_count() == before

@@ -59,11 +59,19 @@ def test_the_last_update_has_exactly_the_final_rate():
             assert last == PEAK * settings["final_lr_fraction"], settings
 
 
-@pytest.mark.parametrize("schedule", ["cosine", "linear"])
-def test_a_long_run_ends_exactly_at_its_final_rate(schedule):
-    for final in (0.1, 1 / 3, 0.07):
-        found = rates(steps=9973, warmup_steps=211, schedule=schedule, final_lr_fraction=final)
-        assert (max(found), found[210], found[-1]) == (PEAK, PEAK, PEAK * final)
+@pytest.mark.parametrize("schedule", ["cosine", "linear", "wsd"])
+def test_both_ends_are_exact_whatever_the_numbers(schedule):
+    for peak, final in itertools.product((7e-4, 1e-3, 1 / 3), (0.1, 0.03, 1 / 7, 0.6)):
+        config = TrainingConfig(
+            steps=997,
+            warmup_steps=111,
+            schedule=schedule,
+            learning_rate=peak,
+            final_lr_fraction=final,
+        )
+        found = [learning_rate(step, config) for step in range(997)]
+        assert (max(found), found[110], found[111] <= peak) == (peak, peak, True)
+        assert (min(found[110:]), found[-1]) == (peak * final, peak * final)
 
 
 def test_warmup_rises_in_equal_parts_of_the_peak():

@@ -42,7 +42,7 @@ def run_arms(
             folder = out / f"{arm.name}-s{seed}"
             folder.mkdir()
             try:
-                result = Run(arm.config(base, seed), corpus, folder).go(quiet=True)
+                result = Run(arm.config(base, seed), corpus).go(folder, quiet=True)
             except NonFiniteError as error:
                 yield Outcome(arm.name, seed, failure=str(error))
                 continue

@@ -6,7 +6,7 @@ one option share every other weight: a comparison of norm placements compares no
 
 import hashlib
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +23,7 @@ def initialise(model: "GPT", scheme: str, seed: int) -> None:
     xavier  N(0, sqrt(2 / (fan_in + fan_out))), embeddings N(0, 1 / sqrt(d_model))
             (Glorot & Bengio 2010); the second numbers here are standard deviations
     """
-    names = {parameter: name for name, parameter in model.named_parameters()}
+    names: dict[Tensor, str] = {p: name for name, p in model.named_parameters()}
     unseen = set(names)
 
     def normal(weight: Tensor, std: float) -> None:
@@ -51,8 +51,9 @@ def initialise(model: "GPT", scheme: str, seed: int) -> None:
     embedding_std = 0.02 if scheme == "gpt2" else model.config.d_model**-0.5
     normal(model.token_embedding.weight, embedding_std)
     if model.config.positions == "learned":
-        normal(model.positions.weight, embedding_std)
+        normal(model.positions.get_parameter("weight"), embedding_std)
     residual_std = 0.02 / math.sqrt(2 * len(model.blocks))
+    block: Any
     for block in model.blocks:
         norm(block.norm_1)
         for layer in (block.attention.W_Q, block.attention.W_K, block.attention.W_V):

@@ -91,8 +91,8 @@ class ComputeConfig:
 
     device: Device = "auto"
     """auto takes cuda, then mps, then cpu."""
-    threads: int = 0
-    """CPU threads; 0 leaves the choice to torch."""
+    threads: int = 1
+    """CPU threads; a character is little work, so more help only large models; 0: torch chooses."""
 
     def __post_init__(self) -> None:
         if self.threads < 0:

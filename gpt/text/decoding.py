@@ -78,7 +78,7 @@ class TextFile:
             except UnicodeDecodeError as error:
                 good = error.object[: error.start].decode(codec, "replace")
                 line += newlines.decode(good, final=True).count("\n")
-                raise self._undecodable(error, line, cut_off=not block) from error
+                raise self._undecodable(error, codec, line, cut_off=not block) from error
             except UnicodeError as error:  # what a few rare codecs raise, without a position
                 raise UsageError(
                     f"{self.name} is not {codec}: {error}. Pass its --encoding, or none for utf-8"
@@ -121,11 +121,13 @@ class TextFile:
             )
         return f"{name}-be" if bom in (codecs.BOM_UTF16_BE, codecs.BOM_UTF32_BE) else f"{name}-le"
 
-    def _undecodable(self, error: UnicodeDecodeError, line: int, cut_off: bool) -> UsageError:
+    def _undecodable(
+        self, error: UnicodeDecodeError, codec: str, line: int, cut_off: bool
+    ) -> UsageError:
         # The codec's view ends where the bytes read so far end, and may begin before the block.
         offset = self.bytes - len(error.object) + error.start
         where = (
-            f"{self.name} is not {error.encoding}: byte 0x{error.object[error.start]:02X} at "
+            f"{self.name} is not {codec}: byte 0x{error.object[error.start]:02X} at "
             f"offset {offset} (line {line})"
         )
         if cut_off:
@@ -140,7 +142,7 @@ class TextFile:
                 f"{where} is among control characters: is this a picture, an archive or another "
                 "binary file? Pass plain text, or the --encoding of it"
             )
-        if error.encoding != "utf-8":
+        if codec != "utf-8":
             remedy = "--encoding NAME, or none for utf-8"
         elif sum(byte > 127 for byte in near) < _WESTERN_SHARE * len(near) and _is_cp1252(near):
             remedy = "--encoding cp1252 if it is Western text from Windows"

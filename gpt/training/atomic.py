@@ -12,12 +12,35 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO
 
 from gpt.errors import DiskError
 
-Write = Callable[[IO[bytes]], None]
 _TEMPORARY = re.compile(r"\..+\.tmp\.\d+")
+
+
+class Sink:
+    """A file to write to. It keeps its first error, because torch.save reports another one."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self.file = file
+        self.error: OSError | None = None
+
+    def write(self, data: bytes | memoryview) -> int:
+        if self.error:
+            raise self.error
+        try:
+            return self.file.write(data)
+        except OSError as error:
+            self.error = error
+            raise
+
+    def flush(self) -> None:
+        if not self.error:
+            self.file.flush()
+
+
+Write = Callable[[Sink], object]
 
 
 def write_atomically(
@@ -112,31 +135,10 @@ def disk_errors(target: Path, needed: int) -> Iterator[None]:
         ) from error
 
 
-class _Sink:
-    """A file that keeps the first error of a write: torch.save reports it as another one."""
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self.file = file
-        self.error: OSError | None = None
-
-    def write(self, data: bytes | memoryview) -> int:
-        if self.error:
-            raise self.error
-        try:
-            return self.file.write(data)
-        except OSError as error:
-            self.error = error
-            raise
-
-    def flush(self) -> None:
-        if not self.error:
-            self.file.flush()
-
-
 def _write_through(file: IO[bytes], write: Write) -> None:
-    sink = _Sink(file)
+    sink = Sink(file)
     try:
-        write(cast(Any, sink))
+        write(sink)
     except Exception as error:
         if sink.error:
             raise sink.error from error

@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import IO, Any, Literal, cast
 
 import numpy as np
 import torch
@@ -71,7 +71,10 @@ def save_checkpoint(folder: Path, state: dict[str, Any], *, is_best: bool) -> Pa
     make_folder(folder)
     needed = sum(tensor.nbytes for _, tensor in tensors(plain)) * 11 // 10 + 2**16
     write_atomically(
-        target, lambda file: torch.save(plain, file), needed=needed, check=verify_archive
+        target,
+        lambda file: torch.save(plain, cast(IO[bytes], file)),
+        needed=needed,
+        check=verify_archive,
     )
     if is_best:
         link_atomically(target, folder / "best.pt")

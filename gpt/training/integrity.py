@@ -35,7 +35,7 @@ def read_plain(path: Path) -> dict[str, Any]:
         except OSError:
             raise
         except Exception as error:
-            raise CheckpointError(f"torch cannot read it: {_first_line(error)}") from error
+            raise CheckpointError(f"torch cannot read it: {_reason(error)}") from error
     _check_plain(data, n_bytes)
     return data
 
@@ -72,7 +72,7 @@ def check_archive(file: IO[bytes]) -> int:
         raise
     except Exception as error:
         raise CheckpointError(
-            f"it is damaged, or not a file of torch.save: {_first_line(error)}"
+            f"it is damaged, or not a file of torch.save: {_reason(error)}"
         ) from error
     for pickle in pickles:
         _check_names(pickle)
@@ -106,7 +106,7 @@ def _check_names(pickle: bytes) -> None:
             str(value) for code, value, _ in pickletools.genops(pickle) if code.name == "GLOBAL"
         ]
     except Exception as error:
-        raise CheckpointError(f"its contents cannot be parsed: {_first_line(error)}") from error
+        raise CheckpointError(f"its contents cannot be parsed: {_reason(error)}") from error
     for name in found:
         storage = name.startswith("torch ") and name.endswith("Storage")
         if name not in _TENSOR_PARTS and not storage:
@@ -153,5 +153,10 @@ def _check_plain(data: Any, n_bytes: int) -> None:
     visit(data, 0)
 
 
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+def _reason(error: Exception) -> str:
+    """The first line that says something.
+
+    Torch first advises to load again without protection, and gives its reason after that.
+    """
+    text = str(error).rpartition("WeightsUnpickler error:")[2].strip()
+    return text.splitlines()[0] if text else type(error).__name__

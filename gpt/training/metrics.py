@@ -144,12 +144,12 @@ def _record(line: bytes) -> dict[str, Any] | None:
 
 def _cut(path: Path, first_step: int) -> None:
     """Drop the lines of ``first_step`` and later, and those that cannot be read."""
-    kept = [
-        line
+    kept = b"".join(
+        line.rstrip(b"\n") + b"\n"
         for line in path.read_bytes().splitlines(keepends=True)
-        if line.endswith(b"\n") and (record := _record(line)) and record["step"] < first_step
-    ]
-    write_atomically(path, lambda file: file.writelines(kept))
+        if (record := _record(line)) and record["step"] < first_step
+    )
+    write_atomically(path, lambda file: file.write(kept))
 
 
 def _json_number(value: float) -> float | str:

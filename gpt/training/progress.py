@@ -1,7 +1,7 @@
 """What a run tells its user: a moving bar on a terminal, plain lines elsewhere."""
 
-import contextlib
 import math
+import os
 import sys
 
 from tqdm import tqdm
@@ -9,11 +9,21 @@ from tqdm import tqdm
 from gpt.text.printable import printable
 
 
-class Progress:
-    """Lines on stdout and, on a terminal, a bar on stderr below them.
+def say(text: str = "") -> None:
+    """A line on stdout, above a bar if there is one; nothing in it can drive the terminal.
 
-    A closed stdout ends the telling, never the run.
+    When the reader of stdout has gone away, this and all later lines are dropped.
     """
+    try:
+        tqdm.write(printable(text), file=sys.stdout)
+        sys.stdout.flush()
+    except OSError:
+        # Also for the last flush when Python exits.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+class Progress:
+    """Lines on stdout and, on a terminal, a bar on stderr below them."""
 
     def __init__(self, steps: int, first_step: int = 0, quiet: bool = False) -> None:
         self.steps, self.quiet = steps, quiet
@@ -23,11 +33,9 @@ class Progress:
         self.val_loss = math.nan
 
     def say(self, text: str = "") -> None:
-        """A line above the bar; what could drive the terminal is made visible."""
+        """The function above, unless the run is quiet."""
         if not self.quiet:
-            with contextlib.suppress(OSError, ValueError):
-                tqdm.write(printable(text), file=sys.stdout)
-                sys.stdout.flush()
+            say(text)
 
     def logged(self, step: int, values: dict[str, float]) -> None:
         """Move the bar to the step, or print a line every 20th part of the run."""

@@ -5,6 +5,8 @@ update_ratio/block_00   |W after - W before| / |W before| of the step
 stream_rms/block_00     root mean square of the stream that leaves the block
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
@@ -16,7 +18,10 @@ class Watch:
 
     def __init__(self, model: GPT) -> None:
         self.model = model
-        self.gradients = [_norm([p.grad for p in b.parameters()]) for b in model.blocks]
+        self.gradients = [
+            _norm([p.grad for p in block.parameters() if p.grad is not None])
+            for block in model.blocks
+        ]
         self.before = [[p.detach().clone() for p in b.parameters()] for b in model.blocks]
 
     def values(self, inputs: Tensor) -> dict[str, float]:
@@ -52,5 +57,5 @@ def stream_rms(model: GPT, inputs: Tensor) -> list[float]:
     return found
 
 
-def _norm(tensors: list[Tensor]) -> float:
-    return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(tensors))).item()
+def _norm(tensors: Sequence[Tensor]) -> float:
+    return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(list(tensors)))).item()

@@ -8,6 +8,7 @@ gradient of the loss in every weight, entry by entry.
 import json
 from pathlib import Path
 
+import forward as reference  # this file is run as a script, beside it
 import numpy as np
 
 GOLDEN = Path(__file__).with_name("golden.npz")
@@ -80,7 +81,7 @@ def draw_state(config, rng):
     return state
 
 
-def gradient(reference, state, tokens, targets, config):
+def gradient(state, tokens, targets, config):
     """The derivative of the loss in every entry of every weight, by complex step."""
     gradients = {}
     for name, weight in state.items():
@@ -94,8 +95,6 @@ def gradient(reference, state, tokens, targets, config):
 
 
 def main():
-    import forward as reference
-
     if GOLDEN.exists():
         raise SystemExit(f"{GOLDEN} exists and is frozen; to change the mathematics, delete it")
     rng = np.random.default_rng(20240613)
@@ -114,7 +113,7 @@ def main():
         }
         arrays |= {f"{variant}/state/{name}": value for name, value in stored.items()}
         arrays |= {f"{variant}/seen/{name}": value for name, value in seen.items()}
-        gradients = gradient(reference, state, tokens, targets, config)
+        gradients = gradient(state, tokens, targets, config)
         arrays |= {f"{variant}/gradient/{name}": value for name, value in gradients.items()}
     np.savez_compressed(GOLDEN, **arrays)
 

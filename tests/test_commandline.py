@@ -1,0 +1,223 @@
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpt import commandline
+from gpt.commandline import parse_compare, parse_train, run, run_config, run_name
+from gpt.config import ModelConfig, RunConfig, write_toml
+from gpt.errors import CheckpointError, UsageError
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture
+def preset(tmp_path) -> Path:
+    path = tmp_path / "preset.toml"
+    path.write_text("d_model = 36\nsteps = 77\n", encoding="utf-8")
+    return path
+
+
+def written(path: Path, text: str) -> str:
+    path.write_text(text, encoding="utf-8")
+    return str(path)
+
+
+def refused(capsys, preset, *words: str) -> str:
+    """The message for a refused command line; its exit code must be 2."""
+    code = run(lambda: parse_train(words, preset) and 0)
+    assert code == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "Traceback" not in captured.err
+    return re.sub(r"[│\s]+", " ", captured.err)
+
+
+def exit_code(main) -> int:
+    """What the process would exit with: tyro leaves by SystemExit."""
+    try:
+        return run(main)
+    except SystemExit as leaving:
+        return leaving.code
+
+
+def test_without_flags_the_preset_applies(preset):
+    command = parse_train(["my.txt"], preset)
+    assert (command.model.d_model, command.training.steps) == (36, 77)
+    assert command.model.n_layers == ModelConfig().n_layers
+    assert command.text.text == "my.txt"
+
+
+def test_with_files_the_preset_does_not_apply(preset, tmp_path):
+    file = written(tmp_path / "a.toml", "n_layers = 3")
+    command = parse_train(["--config", file], preset)
+    assert (command.model.n_layers, command.model.d_model) == (3, ModelConfig().d_model)
+
+
+def test_flags_win_over_later_files_over_earlier_ones(preset, tmp_path):
+    a = written(tmp_path / "a.toml", "n_layers = 3\nbatch_size = 5\nsteps = 40")
+    b = written(tmp_path / "b.toml", "n_layers = 6\nbatch_size = 7")
+    command = parse_train(["--config", a, b, "--n_layers", "9"], preset)
+    assert (command.model.n_layers, command.training.batch_size, command.training.steps) == (
+        9,
+        7,
+        40,
+    )
+
+
+@pytest.mark.parametrize("shape", ["{f} {a} {b} {t}", "{t} {f} {a} {b}", "{f}={a} {f} {b} {t}"])
+def test_the_text_may_stand_before_or_after_the_config_files(preset, tmp_path, shape):
+    a = written(tmp_path / "a.toml", "n_layers = 3")
+    b = written(tmp_path / "b.toml", "batch_size = 7")
+    words = shape.format(f="--config", a=a, b=b, t="my.txt").split()
+    command = parse_train(words, preset)
+    assert (command.model.n_layers, command.training.batch_size) == (3, 7)
+    assert command.text.text == "my.txt"
+
+
+def test_flags_may_mend_what_only_the_files_break(preset, tmp_path):
+    file = written(tmp_path / "a.toml", "d_model = 30")
+    assert parse_train(["--config", file, "--n_heads", "3"], preset).model.d_k == 10
+
+
+def test_flags_work_with_hyphens_too(preset):
+    command = parse_train(["--context-length", "19", "--no-tie-embeddings"], preset)
+    assert command.model.context_length == 19
+    assert not command.model.tie_embeddings
+
+
+@pytest.mark.parametrize(
+    ("words", "needles"),
+    [
+        (["--blok_size", "8"], ["--blok_size", "Did you mean"]),
+        (["--n_layer", "8"], ["--n_layer", "Did you mean 'n_layers'"]),
+        (["--block", "8"], ["--block"]),
+        (["--config", "a.tml"], ["--config", ".toml", "a.tml"]),
+        (["--config"], [".toml", "nothing follows it"]),
+        (["--config", "absent.toml"], ["absent.toml", "No such file"]),
+        (["--resume", "nowhere"], ["nowhere", "config.toml"]),
+        (["--warmup_steps", "12", "--steps", "5"], ["warmup_steps = 12", "steps = 5"]),
+    ],
+    ids=lambda value: "-".join(value) if value and value[0].startswith("--") else "",
+)
+def test_wrong_words_are_refused_with_the_word_and_a_remedy(capsys, tmp_path, words, needles):
+    preset = tmp_path / "preset.toml"
+    preset.write_text("", encoding="utf-8")
+    code = exit_code(lambda: parse_train(words, preset) and 0)
+    message = re.sub(r"[│\s]+", " ", capsys.readouterr().err)
+    assert code == 2
+    for needle in needles:
+        assert needle in message
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["a.txt", "batch_size=8"],
+        ["--compile", "maybe", "extra"],
+        ["--steps", "1e3"],
+        ["--d_model", "30", "--n_heads", "4"],
+        ["--norm_position", "middle"],
+        ["--learning_rate", "nan"],
+        ["--dropout", "-1"],
+    ],
+    ids=" ".join,
+)
+def test_wrong_values_exit_with_2_and_no_traceback(capsys, preset, words):
+    assert exit_code(lambda: parse_train(words, preset) and 0) == 2
+    error = capsys.readouterr().err
+    assert error
+    assert "Traceback" not in error
+
+
+@given(st.lists(st.text(max_size=12), max_size=5))
+def test_no_command_line_gives_a_traceback(words):
+    preset = ROOT / "configs" / "default.toml"
+    assert exit_code(lambda: parse_train(words, preset) and 0) in (0, 2)
+
+
+def test_out_and_resume_exclude_each_other(preset, tmp_path):
+    (tmp_path / "config.toml").write_text(write_toml(RunConfig()), encoding="utf-8")
+    with pytest.raises(UsageError, match="exclude"):
+        parse_train(["--resume", str(tmp_path), "--out", "x"], preset)
+
+
+def test_resume_takes_the_settings_of_the_run_and_flags_change_them(preset, tmp_path):
+    before = RunConfig().with_changes({"d_model": 52, "steps": 31})
+    (tmp_path / "config.toml").write_text(write_toml(before), encoding="utf-8")
+    command = parse_train([f"--resume={tmp_path}", "--steps", "62"], preset)
+    assert (command.model.d_model, command.training.steps) == (52, 62)
+    assert run_config(command).model == before.model.resolved()
+
+
+def test_compare_needs_seeds_and_a_validation_split():
+    with pytest.raises(UsageError, match="seeds = 0"):
+        parse_compare(["--seeds", "0"])
+    with pytest.raises(UsageError, match="val_fraction"):
+        parse_compare(["--val_fraction", "0"])
+    command = parse_compare(["my.txt", "--arms", "post", "pre", "--seeds", "5"])
+    assert (command.arms, command.seeds, command.text.text) == (("post", "pre"), 5, "my.txt")
+
+
+def test_a_run_is_named_after_its_text_and_config_files(preset):
+    toml = [str(ROOT / "configs" / name) for name in ("tiny.toml", "post_ln.toml")]
+    command = parse_train(["some/novel.txt", "--config", *toml], preset)
+    assert run_name(command) == "novel-tiny-post_ln"
+    assert run_name(parse_train([], preset)) == "shakespeare"
+
+
+def test_the_text_of_a_run_is_an_absolute_path(preset):
+    assert Path(run_config(parse_train(["novel.txt"], preset)).text.text).is_absolute()
+    assert run_config(parse_train(["-"], preset)).text.text == "-"
+    assert run_config(parse_train([], preset)).text.text == ""
+
+
+def test_errors_become_exit_codes_and_one_safe_line(capsys):
+    def failing():
+        raise CheckpointError("checkpoint 'a\x1b[2Jb' is damaged; restore it")
+
+    assert run(failing) == 4
+    assert capsys.readouterr().err == "error: checkpoint 'a\\x1b[2Jb' is damaged; restore it\n"
+
+
+def test_a_bug_keeps_its_traceback():
+    with pytest.raises(ZeroDivisionError):
+        run(lambda: 1 // 0)
+
+
+def test_ctrl_c_is_exit_130_without_a_word(capsys):
+    def interrupted():
+        raise KeyboardInterrupt
+
+    assert run(interrupted) == 130
+    assert capsys.readouterr().err == ""
+
+
+def test_a_shell_line_can_be_pasted(monkeypatch):
+    monkeypatch.setattr(commandline.os, "name", "posix")
+    line = commandline.shell_line("-m", "tensorboard.main", "--logdir", Path("out dir/é"))
+    assert line.endswith("-m tensorboard.main --logdir 'out dir/é'")
+
+
+@pytest.mark.parametrize("script", ["train.py", "sample.py", "compare.py"])
+def test_help_and_wrong_flags_are_answered_without_torch(script):
+    code = (
+        "import runpy, sys\n"
+        f"sys.argv = [{script!r}, *sys.argv[1:]]\n"
+        "try:\n"
+        f"    runpy.run_path({script!r}, run_name='__main__')\n"
+        "except SystemExit as leaving:\n"
+        "    print('left', leaving.code, 'torch' in sys.modules)\n"
+    )
+    run_words = ["run"] if script == "compare.py" else []
+    for words, status in ((["--help"], 0), (["--blok_size", "8"], 2)):
+        ended = subprocess.run(
+            [sys.executable, "-c", code, *run_words, *words],
+            capture_output=True, text=True, cwd=ROOT, encoding="utf-8",
+        )  # fmt: skip
+        assert ended.stdout.splitlines()[-1] == f"left {status} False"
+    assert "--blok_size" in ended.stderr

@@ -3,7 +3,7 @@
 import unicodedata
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpt.text.printable import printable
@@ -49,6 +49,7 @@ def test_only_what_is_listed_is_kept():
     assert printable("a\r\n", keep="\r") == "a\r\\x0a"
 
 
+@settings(deadline=None)
 @given(ANY)
 def test_nothing_is_left_that_could_act_or_hide(text):
     shown = printable(text)
@@ -56,6 +57,7 @@ def test_nothing_is_left_that_could_act_or_hide(text):
     shown.encode("utf-8")
 
 
+@settings(deadline=None)
 @given(ANY)
 def test_showing_twice_changes_nothing_more(text):
     assert printable(printable(text)) == printable(text)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpt.errors import UsageError
@@ -22,6 +22,7 @@ def refusal(call, *args) -> str:
     return str(caught.value)
 
 
+@settings(deadline=None)
 @given(st.text(min_size=1))
 def test_decode_undoes_encode(text):
     tokenizer = CharTokenizer.from_text(text)
@@ -30,6 +31,7 @@ def test_decode_undoes_encode(text):
     assert tokenizer.decode(ids) == text
 
 
+@settings(deadline=None)
 @given(st.text(min_size=1), st.randoms())
 def test_the_vocabulary_depends_on_the_characters_only(text, random):
     shuffled = list(text * 2)
@@ -113,7 +115,7 @@ def test_a_long_list_is_cut_and_counted():
     [
         ("É", "Eexyz", "(near: 'E', 'e', "),
         ("A", "!@axyz", "(near: 'a', '@', "),
-        ("Ж", "АБВГж", "(near: 'ж', 'Г', 'В')"),
+        ("Й", "АБВГй", "(near: 'й', 'Г', 'В')"),
         ("ﬁ", "Ffxyz", "(near: 'f', 'F', "),
         ("’", "'xyz", "(near: ''', "),
         ("“", '"xyz', "(near: '\"', "),

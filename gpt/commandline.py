@@ -18,7 +18,9 @@ from typing import Annotated, Any, TypeVar
 
 import tyro
 
-from gpt.config import RunConfig, from_flat, nearest, read_toml
+from gpt.checks import nearest
+from gpt.config import RunConfig, from_flat
+from gpt.config_files import read_toml
 from gpt.errors import UsageError
 from gpt.text.printable import printable
 

@@ -6,17 +6,13 @@ Precedence: defaults < files, left to right < flags.
 """
 
 import dataclasses
-import difflib
-import math
-import tomllib
-import types
 import typing
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tyro
 
+from gpt.checks import at_least, check_types, fits, kinds_of, nearest
 from gpt.errors import UsageError
 
 NormPosition = Literal["pre", "post"]
@@ -68,11 +64,11 @@ class ModelConfig:
     """Probability of dropping an activation while training."""
 
     def __post_init__(self) -> None:
-        _check_types(self)
+        check_types(self)
         for name in ("d_model", "n_heads", "n_kv_heads", "n_layers", "d_ff", "context_length"):
             value = getattr(self, name)
             if value is not None:
-                _at_least(name, value, 1)
+                at_least(name, value, 1)
         if self.d_model % self.n_heads:
             below = self.d_model // self.n_heads * self.n_heads
             choices = [str(n) for n in (below, below + self.n_heads) if n > 0]
@@ -132,7 +128,7 @@ class TextConfig:
     """Leave CR and CR LF as they are instead of turning them into LF."""
 
     def __post_init__(self) -> None:
-        _check_types(self)
+        check_types(self)
         if not 0 <= self.val_fraction < 1:
             raise UsageError(f"val_fraction = {self.val_fraction} is not in [0, 1); try 0.1")
         try:
@@ -192,12 +188,12 @@ class TrainingConfig:
     """Seed of weights, batches, dropout and samples, each a stream of its own."""
 
     def __post_init__(self) -> None:
-        _check_types(self)
+        check_types(self)
         for name in ("steps", "batch_size", "grad_accumulation", "eval_every", "log_every"):
-            _at_least(name, getattr(self, name), 1)
+            at_least(name, getattr(self, name), 1)
         for name in ("sample_chars", "weight_decay", "grad_clip", "seed"):
-            _at_least(name, getattr(self, name), 0)
-        _at_least("warmup_steps", self.warmup_steps or 0, 0)
+            at_least(name, getattr(self, name), 0)
+        at_least("warmup_steps", self.warmup_steps or 0, 0)
         if self.learning_rate <= 0:
             raise UsageError(f"learning_rate = {self.learning_rate} is not above 0; try 0.001")
         if (self.warmup_steps or 0) > self.steps:
@@ -233,8 +229,8 @@ class MachineConfig:
     """CPU threads; 0 leaves the choice to torch."""
 
     def __post_init__(self) -> None:
-        _check_types(self)
-        _at_least("threads", self.threads, 0)
+        check_types(self)
+        at_least("threads", self.threads, 0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -251,7 +247,7 @@ class RunConfig:
 
         Raises UsageError for an unknown name, a wrong type or a broken rule.
         """
-        return from_flat({**to_flat(self), **_coerced(changes, "changes")})
+        return from_flat({**to_flat(self), **coerced(changes, "changes")})
 
     def resolved(self) -> "RunConfig":
         """The same run with every derived default written out."""
@@ -260,7 +256,7 @@ class RunConfig:
         )
 
 
-def _sections() -> dict[str, type]:
+def sections() -> dict[str, type]:
     return {f.name: typing.cast(type, f.type) for f in dataclasses.fields(RunConfig)}
 
 
@@ -268,7 +264,7 @@ def _home_of_fields() -> dict[str, tuple[str, Any]]:
     """Field name -> (section, declared type)."""
     return {
         name: (section, hint)
-        for section, cls in _sections().items()
+        for section, cls in sections().items()
         for name, hint in typing.get_type_hints(cls).items()
     }
 
@@ -277,7 +273,7 @@ def to_flat(config: RunConfig) -> dict[str, Any]:
     """All fields of all sections under their plain names; None for derived ones."""
     return {
         f.name: getattr(getattr(config, section), f.name)
-        for section, cls in _sections().items()
+        for section, cls in sections().items()
         for f in dataclasses.fields(cls)
     }
 
@@ -289,11 +285,11 @@ def from_flat(values: dict[str, Any], *, checked: bool = True) -> RunConfig:
     once the flags are added.
     """
     home = _home_of_fields()
-    grouped: dict[str, dict[str, Any]] = {section: {} for section in _sections()}
+    grouped: dict[str, dict[str, Any]] = {section: {} for section in sections()}
     for name, value in values.items():
         grouped[home[name][0]][name] = value
     built = {}
-    for section, cls in _sections().items():
+    for section, cls in sections().items():
         if checked:
             built[section] = cls(**grouped[section])
         else:
@@ -309,104 +305,17 @@ def changed(before: RunConfig, after: RunConfig) -> dict[str, tuple[Any, Any]]:
     return {name: (old[name], new[name]) for name in old if old[name] != new[name]}
 
 
-def read_toml(paths: list[str | Path]) -> dict[str, Any]:
-    """The fields that the files set, later files over earlier ones.
-
-    Raises UsageError with the file, the key and the nearest known name.
-    """
-    values: dict[str, Any] = {}
-    for path in paths:
-        try:
-            document = tomllib.loads(Path(path).read_bytes().decode("utf-8-sig"))
-        except OSError as error:
-            raise UsageError(f"cannot read config {str(path)!r}: {error.strerror}") from error
-        except (ValueError, RecursionError) as error:  # bytes, grammar, digits, depth
-            raise UsageError(f"{str(path)!r} is not valid TOML: {error}") from error
-        values |= _coerced(document, f"config {str(path)!r}")
-    return values
-
-
-def write_toml(config: RunConfig) -> str:
-    """Every field, resolved, as a TOML file that ``--config`` accepts."""
-    resolved = config.resolved()
-    lines = []
-    for section, cls in _sections().items():
-        lines.append(f"# {section}: {(cls.__doc__ or '').strip()}")
-        values = getattr(resolved, section)
-        lines += [
-            f"{f.name} = {_toml_value(getattr(values, f.name))}" for f in dataclasses.fields(cls)
-        ]
-        lines.append("")
-    return "\n".join(lines)
-
-
-def nearest(word: str, known: typing.Iterable[str]) -> str:
-    """`` Did you mean 'x'?``, or nothing when no known word is near."""
-    close = difflib.get_close_matches(word, list(known), n=1)
-    return f" Did you mean {close[0]!r}?" if close else ""
-
-
-def _toml_value(value: object) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, str):
-        escaped = "".join(
-            f"\\U{ord(c):08X}" if c in '"\\' or not c.isprintable() else c for c in value
-        )
-        return f'"{escaped}"'
-    return repr(value)
-
-
-def _coerced(values: dict[str, Any], source: str) -> dict[str, Any]:
+def coerced(values: dict[str, Any], source: str) -> dict[str, Any]:
     """Known names, and whole numbers where a whole number is declared (1e3 becomes 1000)."""
     home = _home_of_fields()
     coerced = {}
     for name, value in values.items():
         if name not in home:
             raise UsageError(f"{source}: unknown field {name!r}.{nearest(name, home)}")
-        kinds = _kinds(home[name][1])
+        kinds = kinds_of(home[name][1])
         if int in kinds and isinstance(value, float) and value.is_integer():
             value = int(value)
-        if float in kinds and type(value) is int and _fits(value):
+        if float in kinds and type(value) is int and fits(value):
             value = float(value)
         coerced[name] = value
     return coerced
-
-
-def _kinds(hint: Any) -> tuple[Any, ...]:
-    """The plain types that a field accepts; for a Literal, its words."""
-    if typing.get_origin(hint) in (types.UnionType, typing.Union):
-        return typing.get_args(hint)
-    return (hint,)
-
-
-def _check_types(config: Any) -> None:
-    """Refuse a value of another type than declared, with the name, the value and the type."""
-    for name, hint in typing.get_type_hints(type(config)).items():
-        value = getattr(config, name)
-        if typing.get_origin(hint) is Literal:
-            words = typing.get_args(hint)
-            if value not in words:
-                raise UsageError(
-                    f"{name} = {value!r} is not one of {', '.join(words)}."
-                    f"{nearest(str(value), words)}"
-                )
-            continue
-        kinds = _kinds(hint)
-        exact = any(type(value) is kind for kind in kinds)
-        if not exact and not (float in kinds and type(value) is int):
-            wanted = " or ".join(kind.__name__ for kind in kinds if kind is not type(None))
-            raise UsageError(f"{name} = {value!r} is not of type {wanted}")
-        if isinstance(value, float) and not math.isfinite(value):
-            raise UsageError(f"{name} = {value} is not a finite number")
-        if type(value) is int and not _fits(value):
-            raise UsageError(f"{name} does not fit in 64 bits; choose a smaller number")
-
-
-def _fits(value: int) -> bool:
-    return -(2**63) <= value < 2**63
-
-
-def _at_least(name: str, value: float, low: int) -> None:
-    if value < low:
-        raise UsageError(f"{name} = {value} is less than {low}; choose {low} or more")

@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 
-from gpt.config import RunConfig, to_flat, write_toml
+from gpt.config import RunConfig, to_flat
+from gpt.config_files import write_toml
 from gpt.model.count import flops_per_character
 from gpt.model.gpt import GPT
 from gpt.runfolder import inexact, owner

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from gpt import commandline
 from gpt.commandline import parse_compare, parse_train, run, run_config, run_name
-from gpt.config import ModelConfig, RunConfig, write_toml
+from gpt.config import ModelConfig, RunConfig
+from gpt.config_files import write_toml
 from gpt.errors import CheckpointError, UsageError
 
 ROOT = Path(__file__).parents[1]

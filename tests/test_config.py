@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpt import config as module
+from gpt.checks import nearest
 from gpt.config import (
     MachineConfig,
     ModelConfig,
@@ -20,11 +21,9 @@ from gpt.config import (
     TrainingConfig,
     changed,
     from_flat,
-    nearest,
-    read_toml,
     to_flat,
-    write_toml,
 )
+from gpt.config_files import read_toml, write_toml
 from gpt.errors import UsageError
 
 SECTIONS = (TextConfig, ModelConfig, TrainingConfig, MachineConfig)

@@ -4,7 +4,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from gpt.config import RunConfig, read_toml, to_flat
+from gpt.config import RunConfig, to_flat
+from gpt.config_files import read_toml
 from gpt.model.count import parameter_count
 from gpt.model.gpt import GPT
 

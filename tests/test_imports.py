@@ -13,12 +13,15 @@ RUNTIME = {"numpy", "torch", "tqdm", "tensorboard", "tyro", "filelock"}
 NETWORK = {"socket", "ssl", "urllib", "http", "ftplib", "smtplib", "requests", "httpx", "aiohttp"}
 
 LEAVES = {f"gpt.model.{name}" for name in ("norms", "positions", "attention", "feedforward")}
-BELOW = {"gpt.errors", "gpt.config", "gpt.model", "gpt.text"}
+SETTINGS = {"gpt.errors", "gpt.checks", "gpt.config", "gpt.config_files"}
+BELOW = SETTINGS | {"gpt.model", "gpt.text"}
 
 # Module or package -> what of ours it may import; the longest name that matches is its rule.
 RULES = {
     "gpt.errors": set(),
-    "gpt.config": {"gpt.errors"},
+    "gpt.checks": {"gpt.errors"},
+    "gpt.config": {"gpt.errors", "gpt.checks"},
+    "gpt.config_files": {"gpt.errors", "gpt.config"},
     "gpt.text": {"gpt.errors", "gpt.text"},
     "gpt.model": {"gpt.errors"},  # leaves take numbers, not the config
     "gpt.model.block": {"gpt.errors", "gpt.config", *LEAVES},
@@ -26,8 +29,8 @@ RULES = {
     "gpt.model.count": {"gpt.config"},
     "gpt.training": BELOW | {"gpt.training"},
     "gpt.sampling": BELOW | {"gpt.sampling"},
-    "gpt.commandline": {"gpt.errors", "gpt.config", "gpt.text"},
-    "gpt.corpus": {"gpt.errors", "gpt.config", "gpt.text"},
+    "gpt.commandline": SETTINGS | {"gpt.text"},
+    "gpt.corpus": SETTINGS | {"gpt.text"},
     # The rest of the package puts those together; the lab and other formats are above it.
     "gpt": BELOW
     | {"gpt.training", "gpt.sampling", "gpt.commandline", "gpt.corpus", "gpt.run", "gpt.runfolder"},

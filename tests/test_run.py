@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from gpt.config import RunConfig, read_toml
+from gpt.config import RunConfig
+from gpt.config_files import read_toml
 from gpt.corpus import read_text
 from gpt.errors import FolderInUseError, NonFiniteError, UsageError
 from gpt.run import Run

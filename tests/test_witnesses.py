@@ -19,7 +19,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gpt.config import ModelConfig, from_flat, read_toml
+from gpt.config import ModelConfig, from_flat
+from gpt.config_files import read_toml
 from gpt.errors import UsageError
 from gpt.interop.huggingface import from_huggingface, huggingface_config, to_huggingface
 from gpt.model.block import Block

@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from gpt.config import ModelConfig, nearest
+from gpt.checks import nearest
+from gpt.config import ModelConfig
 from gpt.errors import UsageError
 
 

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
-from gpt.config import NormPosition, RunConfig, read_toml
+from gpt.config import NormPosition, RunConfig
+from gpt.config_files import read_toml
 from gpt.errors import UsageError
 
 

@@ -3,7 +3,7 @@
 import contextlib
 from pathlib import Path
 
-from gpt.config import nearest
+from gpt.checks import nearest
 from gpt.errors import CheckpointError
 
 

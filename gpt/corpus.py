@@ -1,5 +1,9 @@
 """The text that a config names. Needs no torch, so that unusable data is answered at once."""
 
+from collections.abc import Iterable
+
+from tqdm import tqdm
+
 from gpt.config import RunConfig
 from gpt.text.reading import Corpus, default_text, read_corpus
 
@@ -14,4 +18,10 @@ def read_text(config: RunConfig, vocabulary: str | None = None) -> Corpus:
         encoding=text.encoding,
         keep_newlines=text.keep_newlines,
         vocabulary=vocabulary,
+        progress=_bar,
     )
+
+
+def _bar(pieces: Iterable[str]) -> Iterable[str]:
+    """A bar on a terminal when reading takes longer than a second."""
+    return tqdm(pieces, desc="reading", unit=" x 4 MB", delay=1, leave=False, disable=None)

@@ -44,7 +44,7 @@ def write(command: SampleCommand, run: Path, prompt: str) -> None:
 
 
 class Output:
-    """A text stream that gets UTF-8 whatever the locale, each piece at once.
+    """A text stream that gets each piece at once, and the same bytes on every system.
 
     On a terminal every control character but newline and tab is made visible, unless ``raw``.
     Raises DiskError when the stream cannot be written, and lets BrokenPipeError pass.
@@ -54,7 +54,7 @@ class Output:
         # Python has no stream at all where the shell closed it (>&-).
         self.stream = stream or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
         if hasattr(self.stream, "reconfigure"):
-            self.stream.reconfigure(encoding="utf-8", errors="backslashreplace", newline="\n")
+            self.stream.reconfigure(newline="\n")  # Windows would write CR LF
         self.terminal = self.stream.isatty()
         self.visible = self.terminal and not raw
         self._last = "\n"
@@ -69,8 +69,6 @@ class Output:
         except BrokenPipeError:
             raise
         except OSError as error:
-            # What could not be written must not be tried again when Python exits.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), self.stream.fileno())
             raise DiskError(f"cannot write the text: {error.strerror}; free some space") from error
 
     def end_line(self) -> None:

@@ -226,11 +226,11 @@ def test_a_folder_that_cannot_be_made_is_a_disk_error(target):
 
 def test_a_sweep_removes_temporary_files_and_nothing_else(target, tmp_path):
     stray = [".best.pt.tmp.77", ".kept.pt.tmp.123456"]
-    for name in [*stray, ".hidden", "kept.pt.tmp.9", ".kept.pt.tmp.x"]:
+    for name in [*stray, ".hidden", "kept.pt.tmp.9", ".kept.pt.tmp.x", ".x.tmp.9.bak"]:
         (tmp_path / name).write_bytes(NEW)
     (tmp_path / ".folder.tmp.5").mkdir()
     assert sorted(sweep(tmp_path)) == stray
     assert names(tmp_path) == [
-        ".folder.tmp.5", ".hidden", ".kept.pt.tmp.x", "kept.pt", "kept.pt.tmp.9"
+        ".folder.tmp.5", ".hidden", ".kept.pt.tmp.x", ".x.tmp.9.bak", "kept.pt", "kept.pt.tmp.9"
     ]  # fmt: skip
     assert sweep(tmp_path / "absent") == []

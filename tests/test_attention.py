@@ -164,3 +164,17 @@ def test_dropout_of_weights_keeps_their_mean(attend):
     out = attend(ones, ones, ones, 0.4)
     assert out.mean().item() == pytest.approx(1, abs=0.02)
     assert out.std().item() > 0.05
+
+
+def test_the_module_asks_for_dropout_of_its_weights_while_training_only():
+    module, asked = attention(dropout=0.4), []
+
+    def attend(q, k, v, dropout):
+        asked.append(dropout)
+        return causal_attention(q, k, v)
+
+    module.attend = attend
+    x = torch.zeros(2, 7, 24, dtype=torch.float64)
+    module.train()(x)
+    module.eval()(x)
+    assert asked == [0.4, 0.0]

@@ -133,6 +133,19 @@ def test_a_file_that_would_run_code_runs_none(path, tmp_path, function, name):
     assert not marker.exists()
 
 
+@pytest.mark.parametrize("protocol", [0, 4])
+def test_other_ways_to_call_a_function_run_no_code_either(path, tmp_path, protocol):
+    marker = tmp_path / "marker"
+    if protocol == 4:
+        torch.save({"model": Runs(open, str(marker), "w")}, path, pickle_protocol=4)
+        refused(path, "uses FRAME, which torch.save does not write")
+    else:
+        call = f"(S'touch {marker}'\nios\nsystem\n.".encode()
+        rewritten(path, lambda name, old: call if name.endswith("data.pkl") else old)
+        refused(path, "torch cannot read it: Unsupported operand")
+    assert not marker.exists()
+
+
 @pytest.mark.parametrize(
     "value",
     [Runs(bytearray, 10**12), Runs(torch.Tensor, 10**6), {1, 2}, collections.Counter("ab"), 1j],
@@ -162,6 +175,9 @@ def test_a_compressed_entry_is_refused_before_it_is_opened(path):
     torch.save({"zeros": torch.zeros(5_000_000)}, path)
     rewritten(path, lambda name, contents: contents, compression=zipfile.ZIP_DEFLATED)
     assert path.stat().st_size < 100_000
+    refused(path, "compressed, repeated or larger than the file")
+    torch.save({"noise": torch.randn(50)}, path)
+    rewritten(path, lambda name, contents: contents, compression=zipfile.ZIP_DEFLATED)
     refused(path, "compressed, repeated or larger than the file")
 
 

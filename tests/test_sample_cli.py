@@ -1,5 +1,6 @@
 """sample.py from its words to its bytes: prompts, runs, streams, terminals, exit codes."""
 
+import contextlib
 import importlib.util
 import io
 import os
@@ -176,13 +177,13 @@ def test_a_checkpoint_file_and_a_run_without_a_best_one_do(sample, tmp_path):
 
 def test_without_a_run_the_one_written_last_is_taken(sample, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for name, seconds in (("runs/b", 2000), ("runs/deep/c", 3000), ("runs/a", 1000)):
+    for name, seconds in (("runs/a", 2000), ("runs/b/deep", 3000), ("runs/c", 1000)):
         folder = save_alphabet(Path(name))
         for path in folder.glob("checkpoints/*.pt"):
             os.utime(path, (seconds, seconds))
     code, out, err = sample("--n_chars", "2")
     assert (code, out) == (0, "ab")
-    assert err.startswith("runs/deep/c/checkpoints/best.pt: step 3")
+    assert err.startswith("runs/b/deep/checkpoints/best.pt: step 3")
 
 
 def test_without_any_run_the_answer_is_how_to_make_one(sample, tmp_path, monkeypatch):
@@ -260,12 +261,17 @@ def test_help_names_every_group(sample):
 # Text out
 
 
-def test_a_stop_text_ends_the_text_and_is_not_shown(sample, alphabet):
-    words = (alphabet, "--prompt", "a", "--n_chars", "100", "--temperature", "0")
-    assert sample(*words, "--stop", "cd")[:2] == (0, "ab")
-    assert sample(*words, "--stop", "zz", "--stop", "\n")[:2] == (0, "abcd")
-    code, out, _ = sample(*words[:4], "2", "--stop", "cd")  # too short to meet it
-    assert (code, out) == (0, "abc")
+def test_a_stop_text_ends_the_text_at_once_and_is_not_shown(sample, alphabet):
+    words = (alphabet, "--prompt", "a", "--temperature", "0", "--n_chars")
+    endless = "100000000"
+    assert sample(*words, endless, "--stop", "cd")[:2] == (0, "ab")
+    assert sample(*words, endless, "--stop", "zz", "--stop", "\n")[:2] == (0, "abcd")
+
+
+def test_the_beginning_of_a_stop_text_is_shown_when_the_rest_does_not_come(sample, alphabet):
+    words = (alphabet, "--prompt", "a", "--n_chars", "2", "--stop", "cd", "--n_samples")
+    assert sample(*words, "1")[1] == "abc"
+    assert blocks_of(sample(*words, "2")[1]) == {"sample 1": "abc", "sample 2": "abc"}
 
 
 def test_a_stop_text_that_cannot_come_is_said(sample, alphabet):
@@ -295,10 +301,11 @@ def test_several_samples_come_as_blocks_each_as_if_alone(sample, alphabet):
 
 def test_interactive_continues_each_line_and_survives_unknown_characters(sample, alphabet):
     words = (alphabet, "--interactive", "--n_chars", "2")
-    code, out, err = sample(*words, stdin="ab\nx\u00e9\n\nbc".encode())
+    code, out, err = sample(*words, stdin=b"ab\nx\xc3\xa9\nx\xff\n\nbc")
     assert (code, out) == (0, "abcd\nab\nbcd\n")
-    assert "error: " in err
+    assert err.count("error: ") == 2
     assert "U+00E9" in err
+    assert "U+DCFF" in err  # a byte that is not UTF-8
 
 
 def test_interactive_turns_differ_and_the_first_equals_the_plain_text(sample, alphabet):
@@ -333,11 +340,21 @@ def test_a_stream_that_is_no_terminal_gets_the_text_as_it_is():
     assert stream.getvalue() == "a\x1b\u202eb"
 
 
+def test_each_piece_arrives_at_once():
+    reader, writer = os.pipe()
+    with open(writer, "w", encoding="utf-8") as stream:
+        Output(stream).write("a")
+        assert select.select([reader], [], [], 0)[0]
+        assert os.read(reader, 9) == b"a"
+    os.close(reader)
+
+
 def test_a_full_disk_is_one_message():
-    with open("/dev/full", "w", encoding="utf-8") as full:
-        output = Output(full)
-        with pytest.raises(DiskError, match="No space left"):
-            output.write("a")
+    full = open("/dev/full", "w", encoding="utf-8")  # noqa: SIM115 - closing it fails
+    with pytest.raises(DiskError, match="No space left"):
+        Output(full).write("a")
+    with contextlib.suppress(OSError):
+        full.close()
 
 
 # Real processes

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 
 import tyro
 
+from gpt.checks import at_least
 from gpt.config import Device
 from gpt.errors import UsageError
 
@@ -36,8 +37,7 @@ class SamplingConfig:
                 f"temperature = {self.temperature} is not a finite number of 0 or more; "
                 "try 0.8, or 0 for greedy"
             )
-        if self.top_k < 0:
-            raise UsageError(f"top_k = {self.top_k} is less than 0; try 20, or 0 to turn it off")
+        at_least("top_k", self.top_k, 0)
         if not 0 < self.top_p <= 1:
             raise UsageError(f"top_p = {self.top_p} is not in (0, 1]; try 0.9, or 1 to turn it off")
         if not 0 <= self.min_p <= 1:
@@ -73,10 +73,8 @@ class OutputConfig:
     """Send control characters to a terminal as they are, not as \\x1b (pipes always get them)."""
 
     def __post_init__(self) -> None:
-        if self.n_chars < 0:
-            raise UsageError(f"n_chars = {self.n_chars} is less than 0; try 500")
-        if self.n_samples < 1:
-            raise UsageError(f"n_samples = {self.n_samples} is less than 1; try 3")
+        at_least("n_chars", self.n_chars, 0)
+        at_least("n_samples", self.n_samples, 1)
         if "" in self.stop:
             raise UsageError("an empty stop text would end every sample at once; leave --stop out")
         if self.prompt and self.prompt_file:
@@ -95,8 +93,7 @@ class ComputeConfig:
     """CPU threads; a character is little work, so more help only large models; 0: torch chooses."""
 
     def __post_init__(self) -> None:
-        if self.threads < 0:
-            raise UsageError(f"threads = {self.threads} is less than 0; try 1")
+        at_least("threads", self.threads, 0)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,7 @@ Needs numpy only, not torch, so that a text that will not do is answered at once
 
 import importlib.util
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,10 +62,12 @@ def read_corpus(
     encoding: str = "utf-8",
     keep_newlines: bool = False,
     vocabulary: str | None = None,
+    progress: Callable[[Iterable[str]], Iterable[str]] = iter,
 ) -> Corpus:
     """Reads a text file (``-``: standard input) and checks that it can be learned from.
 
-    ``vocabulary`` is that of a checkpoint; without it the text's own is used. Both splits hold at
+    ``vocabulary`` is that of a checkpoint; without it the text's own is used. ``progress`` may wrap
+    the pieces of the file as they come. Both splits hold at
     least one window of context_length + 1 characters (``val`` also none, for val_fraction 0).
     One pass in pieces of 4 MB. Peak memory: 1 byte a character with up to 256 distinct ones, 2
     with up to 65,536 (3 when the 257th comes late), and less than 150 MB (measured: 313 MB for a
@@ -78,7 +80,7 @@ def read_corpus(
     assert context_length >= 1
     file = TextFile(path, encoding=encoding, keep_newlines=keep_newlines)
     streamed = StreamedIds()
-    for text in file:
+    for text in progress(file):
         streamed.add(text)
     notices = list(file.notices)
 

@@ -102,14 +102,14 @@ def non_finite(data: Any) -> str | None:
 
 def _check_names(pickle: bytes) -> None:
     try:
-        found = [
-            str(value) for code, value, _ in pickletools.genops(pickle) if code.name == "GLOBAL"
-        ]
+        codes = [(code, str(value)) for code, value, _ in pickletools.genops(pickle)]
     except Exception as error:
         raise CheckpointError(f"its contents cannot be parsed: {_reason(error)}") from error
-    for name in found:
+    for code, name in codes:
+        if code.proto > 2:
+            raise CheckpointError(f"it uses {code.name}, which torch.save does not write")
         storage = name.startswith("torch ") and name.endswith("Storage")
-        if name not in _TENSOR_PARTS and not storage:
+        if code.name == "GLOBAL" and name not in _TENSOR_PARTS and not storage:
             raise CheckpointError(
                 f"it asks for {name.replace(' ', '.')!r}, which is neither a tensor nor plain "
                 "data and could run code; nothing was run"

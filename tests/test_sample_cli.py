@@ -360,10 +360,23 @@ def test_a_full_disk_is_one_message():
 # Real processes
 
 
-def start(*words: str, env: dict[str, str] | None = None, **kw) -> subprocess.Popen:
-    env = {**os.environ, "OMP_NUM_THREADS": "1", **(env or {})}
-    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    return subprocess.Popen([sys.executable, str(SCRIPT), *words], env=env, **(pipes | kw))
+@pytest.fixture
+def start():
+    """Starts sample.py as a process of its own; whatever still runs after the test is ended."""
+    with contextlib.ExitStack() as stack:
+
+        def call(*words: str, env: dict[str, str] | None = None, **streams) -> subprocess.Popen:
+            ends = dict.fromkeys(("stdout", "stderr"), subprocess.PIPE)
+            process = subprocess.Popen(
+                [sys.executable, str(SCRIPT), *words],
+                env={**os.environ, "OMP_NUM_THREADS": "1", **(env or {})},
+                **{"stdin": subprocess.DEVNULL, **ends, **streams},
+            )
+            stack.enter_context(process)
+            stack.callback(process.kill)
+            return process
+
+        yield call
 
 
 @pytest.mark.parametrize(
@@ -386,7 +399,7 @@ def test_wrong_words_are_answered_before_torch_is_imported(words):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("env", [{"PYTHONUTF8": "0"}, {"PYTHONUTF8": "1"}], ids=str)
-def test_any_locale_reads_and_writes_utf8(tmp_path, env):
+def test_any_locale_reads_and_writes_utf8(start, tmp_path, env):
     folder = save_alphabet(tmp_path / "run", "\n\u00e9\u4e2d\U0001f600")
     locale = {"LC_ALL": "C", "PYTHONIOENCODING": "ascii", "PYTHONCOERCECLOCALE": "0"}
     words = (str(folder), "--prompt", "\u00e9", "--n_chars", "9", "--stop", "\n\u00e9\u4e2d")
@@ -395,19 +408,18 @@ def test_any_locale_reads_and_writes_utf8(tmp_path, env):
 
 
 @pytest.mark.slow
-def test_text_streams_and_a_closed_pipe_ends_it_quietly(alphabet):
+def test_text_streams_and_a_closed_pipe_ends_it_quietly(start, alphabet):
     process = start(alphabet, "--n_chars", "100000000")
     assert process.stdout.read(6) == b"abcd\na"  # the last character is hours away
     process.stdout.close()
-    err = process.stderr.read().decode()
-    process.wait()
+    process.stdout = None
+    _, err = process.communicate()
     assert process.returncode == 141
-    assert err.count("\n") == 1, err
-    process.stderr.close()
+    assert err.decode().count("\n") == 1, err.decode()
 
 
 @pytest.mark.slow
-def test_an_interrupt_while_sampling_exits_with_130_quietly(alphabet):
+def test_an_interrupt_while_sampling_exits_with_130_quietly(start, alphabet):
     process = start(alphabet, "--n_chars", "100000000")
     process.stdout.read(6)
     process.send_signal(signal.SIGINT)
@@ -425,7 +437,7 @@ def test_a_closed_standard_output_is_no_crash(alphabet):
 
 
 @pytest.mark.slow
-def test_a_full_disk_exits_with_6(alphabet):
+def test_a_full_disk_exits_with_6(start, alphabet):
     with open("/dev/full", "wb") as full:
         process = start(alphabet, "--n_chars", "3", stdout=full)
         _, err = process.communicate()
@@ -435,9 +447,9 @@ def test_a_full_disk_exits_with_6(alphabet):
 
 
 class Screen:
-    """sample.py on a terminal of its own, with what the terminal received."""
+    """A terminal with sample.py on it, and what the terminal received."""
 
-    def __init__(self, *words: str) -> None:
+    def __init__(self, start, *words: str) -> None:
         self.master, slave = pty.openpty()
         ends = dict.fromkeys(("stdin", "stdout", "stderr"), slave)
         self.process = start(*words, env={"TERM": "dumb"}, start_new_session=True, **ends)
@@ -467,10 +479,10 @@ class Screen:
 
 
 @pytest.mark.slow
-def test_no_text_drives_a_terminal(tmp_path):
+def test_no_text_drives_a_terminal(start, tmp_path):
     hostile = "\x07\n\r\x1b52;]\x7f\x9b\u200b\u202e"
     folder = save_alphabet(tmp_path / "run", "".join(sorted(hostile)))
-    screen = Screen(str(folder), "--prompt", "\x1b", "--n_chars", "30")
+    screen = Screen(start, str(folder), "--prompt", "\x1b", "--n_chars", "30")
     assert screen.finish() == 0
     text = screen.seen.decode("utf-8").replace("\r\n", "\n")
     assert "\\x1b" in text
@@ -480,16 +492,16 @@ def test_no_text_drives_a_terminal(tmp_path):
 
 
 @pytest.mark.slow
-def test_raw_sends_control_characters_to_a_terminal(tmp_path):
+def test_raw_sends_control_characters_to_a_terminal(start, tmp_path):
     folder = save_alphabet(tmp_path / "run", "\x07\x1b")
-    screen = Screen(str(folder), "--raw", "--n_chars", "4")
+    screen = Screen(start, str(folder), "--raw", "--n_chars", "4")
     assert screen.finish() == 0
     assert b"\x1b\x07\x1b\x07\r\n" in screen.seen
 
 
 @pytest.mark.slow
-def test_a_conversation_on_a_terminal(alphabet):
-    screen = Screen(alphabet, "--interactive", "--n_chars", "100000000")
+def test_a_conversation_on_a_terminal(start, alphabet):
+    screen = Screen(start, alphabet, "--interactive", "--n_chars", "100000000")
     screen.wait_for(b"> ")
     os.write(screen.master, b"?\n")
     screen.wait_for(b"U+003F")
@@ -497,7 +509,7 @@ def test_a_conversation_on_a_terminal(alphabet):
     screen.wait_for(b"abcd\r\nabcd")
     os.kill(screen.process.pid, signal.SIGINT)  # Ctrl-C stops this sample, not the conversation
     screen.seen = b""
-    screen.wait_for(b"\n> ")
+    screen.wait_for(b"> ")
     os.write(screen.master, b"\x04")
     assert screen.finish() == 0
     assert b"Traceback" not in screen.seen

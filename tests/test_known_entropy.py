@@ -17,14 +17,16 @@ from gpt.model.gpt import GPT
 from gpt.training import loop
 from gpt.training.optimisers import build_optimisers
 
-K = 5  # characters
-TABLE = np.random.default_rng(7).dirichlet(np.full(K, 0.4), size=(K, K))  # p(next | two before)
+K = 4  # characters
+TABLE = np.random.default_rng(7).dirichlet(np.ones(K), size=(K, K))  # p(next | two before)
 MODEL = ModelConfig(
-    d_model=32, n_heads=4, n_layers=2, context_length=12, positions="rotary", activation="relu2"
-)
+    d_model=24, d_ff=48, n_heads=4, n_layers=2, context_length=64, positions="rotary",
+    activation="relu2",
+)  # fmt: skip
 TRAINING = TrainingConfig(
-    steps=400, batch_size=48, learning_rate=6e-3, weight_decay=0.0, eval_every=400
-)
+    steps=500, batch_size=10, learning_rate=1e-2, schedule="linear", final_lr_fraction=0.02,
+    weight_decay=0.0, eval_every=500,
+)  # fmt: skip
 
 
 class Losses(dict):
@@ -57,7 +59,7 @@ def entropy_rate() -> float:
 
 def trained(attend=None) -> tuple[float, np.ndarray]:
     """Validation loss of a model trained on the source, and the text that validated it."""
-    train, val = sampled(60_000, seed=1), sampled(24_000, seed=2)
+    train, val = sampled(100_000, seed=1), sampled(60_000, seed=2)
     model = GPT(MODEL, K)
     for block in model.blocks:
         block.attention.attend = attend or block.attention.attend

@@ -158,6 +158,7 @@ def test_a_disk_that_fails_ends_the_logging_with_one_warning(tmp_path, capsys, p
         metrics.write(1, {"lr": 1.0})
         metrics.flush()
         setattr(metrics, part, Full())
+        metrics._open.append(Full())
         for step in (2, 3):
             metrics.write(step, {"lr": 1.0})
             metrics.text("sample", "to be", step)

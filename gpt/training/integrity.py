@@ -102,17 +102,19 @@ def non_finite(data: Any) -> str | None:
 
 def _check_names(pickle: bytes) -> None:
     try:
-        codes = [(code, str(value)) for code, value, _ in pickletools.genops(pickle)]
+        codes = [(code, value) for code, value, _ in pickletools.genops(pickle)]
     except Exception as error:
         raise CheckpointError(f"its contents cannot be parsed: {_reason(error)}") from error
-    for code, name in codes:
+    for code, value in codes:
         if code.proto > 2:
             raise CheckpointError(f"it uses {code.name}, which torch.save does not write")
-        storage = name.startswith("torch ") and name.endswith("Storage")
-        if code.name == "GLOBAL" and name not in _TENSOR_PARTS and not storage:
+        if code.name != "GLOBAL" or value in _TENSOR_PARTS:
+            continue
+        module, _, name = str(value).partition(" ")
+        if module != "torch" or not name.endswith("Storage"):
             raise CheckpointError(
-                f"it asks for {name.replace(' ', '.')!r}, which is neither a tensor nor plain "
-                "data and could run code; nothing was run"
+                f"it asks for {f'{module}.{name}'!r}, which is neither a tensor nor plain data "
+                "and could run code; nothing was run"
             )
 
 

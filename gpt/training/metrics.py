@@ -89,15 +89,13 @@ class Metrics:
         try:
             yield not self.failed
         except (OSError, DiskError) as error:
-            # TensorBoard writes in a thread: its error may belong to an earlier call, and comes
-            # once more when it is closed.
-            if not self.failed:
-                self.failed = str(error)
-                print(
-                    f"warning: the curves are not written from here on ({printable(self.failed)}); "
-                    "training goes on",
-                    file=sys.stderr,
-                )
+            self.failed = str(error)
+            print(
+                f"warning: the curves are not written from here on ({printable(self.failed)}); "
+                "training goes on",
+                file=sys.stderr,
+            )
+            # TensorBoard writes in a thread, and its error comes once more when it is closed.
             while self._open:
                 with contextlib.suppress(OSError):
                     self._open.pop().close()

@@ -3,16 +3,19 @@ PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python
 
-.PHONY: train test test-slow lint clean
+.PHONY: train test test-slow bench lint clean
 
 train: $(VENV)/ready
 	$(RUN) train.py
 
 test: $(VENV)/ready
-	$(RUN) -m pytest
+	$(RUN) -m pytest -n auto
 
 test-slow: $(VENV)/dev
-	$(RUN) -m pytest -m slow
+	$(RUN) -m pytest -m slow -n auto
+
+bench: $(VENV)/ready
+	$(RUN) benchmarks/presets.py
 
 lint: $(VENV)/dev
 	$(VENV)/bin/ruff check .
@@ -21,11 +24,11 @@ lint: $(VENV)/dev
 
 $(VENV)/ready: requirements.txt
 	$(PYTHON) -m venv $(VENV)
-	$(RUN) -m pip install --quiet --requirement requirements.txt
+	$(RUN) -m pip install -r requirements.txt
 	touch $@
 
 $(VENV)/dev: $(VENV)/ready pyproject.toml
-	$(RUN) -m pip install --quiet --editable .[dev]
+	$(RUN) -m pip install --editable .[dev]
 	touch $@
 
 clean:

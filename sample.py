@@ -2,20 +2,22 @@
 
 import sys
 
-from gpt.commandline import parse, run
+from gpt.commandline import exit_code, parse
 from gpt.sampling.options import SampleCommand
-from gpt.sampling.prompts import read_prompt
-from gpt.sampling.runs import find_run
 
 
 def main() -> None:
     command = parse(SampleCommand, sys.argv[1:], SampleCommand())
-    run_path = find_run(command.run)
-    prompt = read_prompt(command.output)
-    from gpt.writing import write  # imports torch, which takes seconds: after all refusals
+    # Heavy imports follow one by one, so that wrong flags and prompts are answered first.
+    from gpt.sampling.prompts import read_prompt
+    from gpt.sampling.runs import find_run
 
-    write(command, run_path, prompt)
+    run = find_run(command.run)
+    prompt = read_prompt(command.output)
+    from gpt.writing import write
+
+    write(command, run, prompt)
 
 
 if __name__ == "__main__":
-    sys.exit(run(main))
+    sys.exit(exit_code(main))

@@ -3,43 +3,52 @@
 import sys
 from pathlib import Path
 
-from gpt.commandline import parse_train, run, run_config, run_name, shell_line
+from gpt.commandline import exit_code, parse_train, run_config, run_name, shell_line
+from gpt.runfolder import given_folder, new_folder, owner, refuse_used
+
+HERE = Path(__file__).parent
 
 
 def main() -> int:
-    here = Path(__file__).parent
-    command = parse_train(sys.argv[1:], preset=here / "configs" / "default.toml")
+    command = parse_train(sys.argv[1:], preset=HERE / "configs" / "default.toml")
     config = run_config(command)
     # Heavy imports follow one by one, so that wrong flags and unusable texts are answered first.
     if command.resume:
-        from gpt.runfolder import resume_point
+        with owner(Path(command.resume)) as folder:
+            from gpt.resuming import resume_point
 
-        folder = Path(command.resume)
-        checkpoint, corpus, notices = resume_point(folder, config, command.allow_data_change)
-    else:
-        from gpt.corpus import read_text
+            point = resume_point(folder, config, command.allow_data_change)
+            checkpoint, corpus, notices = point
+            from gpt.run import Run
 
-        checkpoint, corpus, notices = None, read_text(config), []
+            return farewell(Run(config, corpus, checkpoint).go(folder, notices), config, folder)
+    out = Path(command.out)
+    if command.out:
+        refuse_used(out)
+    from gpt.corpus import read_text
 
+    corpus = read_text(config)
     from gpt.run import Run
-    from gpt.runfolder import given_folder, new_folder
-    from gpt.training.progress import say
 
-    run_of_model = Run(config, corpus, checkpoint)
-    if not command.resume:
-        folder = given_folder(Path(command.out)) if command.out else new_folder(run_name(command))
-    result = run_of_model.go(folder, notices)
+    run = Run(config, corpus)
+    with owner(given_folder(out) if command.out else new_folder(run_name(command))) as folder:
+        return farewell(run.go(folder), config, folder)
+
+
+def farewell(result, config, folder: Path) -> int:
+    """Say how the run ended and what can be done with it; return the exit code."""
+    from gpt.training.progress import say
 
     say(f"{result.steps} of {config.training.steps} steps done in {folder}")
     if result.best:
         say(f"best validation loss {result.best['loss']:.4f} at step {result.best['step']}")
-    if result.signal:
-        say("go on:  " + shell_line(here / "train.py", "--resume", folder))
+    if result.steps < config.training.steps:
+        say("go on:  " + shell_line(HERE / "train.py", "--resume", folder))
         return 128 + result.signal
-    say("write:  " + shell_line(here / "sample.py", folder))
+    say("write:  " + shell_line(HERE / "sample.py", folder))
     say("curves: " + shell_line("-m", "tensorboard.main", "--logdir", folder.parent))
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(run(main))
+    sys.exit(exit_code(main))

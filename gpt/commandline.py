@@ -18,7 +18,7 @@ from typing import Annotated, Any, TypeVar
 
 import tyro
 
-from gpt.checks import nearest
+from gpt.checks import at_least, nearest
 from gpt.config import RunConfig, from_flat
 from gpt.config_files import read_toml
 from gpt.errors import UsageError
@@ -73,12 +73,17 @@ def parse_train(argv: Sequence[str], preset: Path) -> TrainCommand:
     """
     words, given = _take(list(argv), "--config", ".toml")
     folder = _peek(words, "--resume")
-    base = [Path(folder) / "config.toml"] if folder else [] if given else [preset]
-    if folder and not base[0].is_file():
-        raise UsageError(
-            f"--resume {folder}: it holds no config.toml, so it is not a run folder; "
-            "give a folder that train.py made"
-        )
+    if folder:
+        base = [Path(folder) / "config.toml"]
+        if not base[0].is_file():
+            raise UsageError(
+                f"--resume {folder}: it holds no config.toml, so it is not a run folder; "
+                "give a folder that train.py made"
+            )
+    elif given:
+        base = []
+    else:
+        base = [preset]
     command = _parse_run(TrainCommand, words, base, given)
     if command.out and command.resume:
         raise UsageError("--out and --resume exclude each other: a resumed run keeps its folder")
@@ -89,8 +94,9 @@ def parse_compare(argv: Sequence[str]) -> CompareCommand:
     """The command line of ``compare.py run``. Raises as ``parse_train`` does."""
     words, given = _take(list(argv), "--config", ".toml")
     command = _parse_run(CompareCommand, words, [], given)
-    if command.seeds < 1:
-        raise UsageError(f"seeds = {command.seeds} is less than 1; try 5")
+    at_least("seeds", command.seeds, 1)
+    if not command.arms:
+        raise UsageError("--arms names nothing to compare; try --arms pre post")
     if not command.text.val_fraction:
         raise UsageError("arms are compared by validation loss; val_fraction must be above 0")
     return command
@@ -119,7 +125,7 @@ def parse(cls: type[T], argv: Sequence[str], default: T) -> T:
     )  # fmt: skip
 
 
-def run(main: Callable[[], int | None]) -> int:
+def exit_code(main: Callable[[], int | None]) -> int:
     """Call a command; turn what a user can cause into one message and an exit code."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # UTF-8 whatever the locale says

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from gpt.checks import at_least, check_types, fits, kinds_of, nearest
+from gpt.checks import at_least, check_type, check_types, fits, kinds_of, nearest
 from gpt.errors import UsageError
 
 NormPosition = Literal["pre", "post"]
@@ -59,7 +59,7 @@ class ModelConfig:
     tie_embeddings: bool = True
     """The head reuses the token embedding."""
     init: Init = "gpt2"
-    """gpt2: N(0, 0.02), smaller into the residual stream; xavier: N(0, 2 / (fan_in + fan_out))."""
+    """gpt2: deviation 0.02, less into the stream; xavier: sqrt(2 / (fan_in + fan_out))."""
     dropout: float = 0.0
     """Probability of dropping an activation while training."""
 
@@ -138,12 +138,6 @@ class TextConfig:
                 f"text = {self.text!r} is not a Unicode name, so no config can hold it; rename the "
                 "file, or give it on standard input: - < FILE"
             ) from error
-        try:
-            "".encode(self.encoding)
-        except (LookupError, ValueError) as error:
-            raise UsageError(
-                f"encoding = {self.encoding!r} is unknown to Python; try utf-8, cp1252 or utf-16"
-            ) from error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -216,21 +210,27 @@ class TrainingConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MachineConfig:
-    """Where and how precisely it is computed."""
+class ComputeConfig:
+    """Where it is computed."""
 
     device: Device = "auto"
     """auto takes cuda, then mps, then cpu."""
-    dtype: Dtype = "auto"
-    """Of the matrix products; auto is bfloat16 on a GPU that has it, else float32."""
-    compile: bool = False
-    """Compile the model with torch.compile; pays off in long runs."""
     threads: int = 0
     """CPU threads; 0 leaves the choice to torch."""
 
     def __post_init__(self) -> None:
         check_types(self)
         at_least("threads", self.threads, 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MachineConfig(ComputeConfig):
+    """Where and how precisely it is computed."""
+
+    dtype: Dtype = "auto"
+    """Of the matrix products; auto is bfloat16 on a GPU that has it, else float32."""
+    compile: bool = False
+    """Compile the model with torch.compile; pays off in long runs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -257,6 +257,7 @@ class RunConfig:
 
 
 def sections() -> dict[str, type]:
+    """The dataclasses that make up a run, by the name of their field."""
     return {f.name: typing.cast(type, f.type) for f in dataclasses.fields(RunConfig)}
 
 
@@ -306,16 +307,22 @@ def changed(before: RunConfig, after: RunConfig) -> dict[str, tuple[Any, Any]]:
 
 
 def coerced(values: dict[str, Any], source: str) -> dict[str, Any]:
-    """Known names, and whole numbers where a whole number is declared (1e3 becomes 1000)."""
+    """The values of known fields, each of its declared type; 1e3 is 1000 where an int is declared.
+
+    Raises UsageError that names the source. Rules between fields are checked later, when all
+    files and flags are together.
+    """
     home = _home_of_fields()
-    coerced = {}
+    typed = {}
     for name, value in values.items():
         if name not in home:
             raise UsageError(f"{source}: unknown field {name!r}.{nearest(name, home)}")
-        kinds = kinds_of(home[name][1])
+        hint = home[name][1]
+        kinds = kinds_of(hint)
         if int in kinds and isinstance(value, float) and value.is_integer():
             value = int(value)
         if float in kinds and type(value) is int and fits(value):
             value = float(value)
-        coerced[name] = value
-    return coerced
+        check_type(f"{source}: {name}", value, hint)
+        typed[name] = value
+    return typed

@@ -19,7 +19,9 @@ def read_toml(paths: list[str | Path]) -> dict[str, Any]:
         try:
             document = tomllib.loads(Path(path).read_bytes().decode("utf-8-sig"))
         except OSError as error:
-            raise UsageError(f"cannot read config {str(path)!r}: {error.strerror}") from error
+            raise UsageError(
+                f"cannot read config {str(path)!r}: {error.strerror}; the presets are in configs/"
+            ) from error
         except (ValueError, RecursionError) as error:  # bytes, grammar, digits, depth
             raise UsageError(f"{str(path)!r} is not valid TOML: {error}") from error
         values |= coerced(document, f"config {str(path)!r}")

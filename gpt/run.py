@@ -1,4 +1,4 @@
-"""A training run and its folder, from a config to the last checkpoint.
+"""A training run in its folder, from a config to the last checkpoint.
 
 config.toml      everything resolved         metrics.jsonl   the curves
 samples.txt      text after each evaluation  events.*        the curves for TensorBoard
@@ -15,26 +15,26 @@ import torch
 
 from gpt.config import RunConfig, to_flat
 from gpt.config_files import write_toml
-from gpt.model.count import flops_per_character
 from gpt.model.gpt import GPT
-from gpt.runfolder import inexact, owner
+from gpt.resuming import inexact
 from gpt.sampling.generate import generate
+from gpt.sampling.prompts import prepare
 from gpt.text.reading import Corpus
 from gpt.training import loop
-from gpt.training.checkpoint import Checkpoint, restore_optimisers, save_checkpoint, sweep
+from gpt.training.atomic import sweep, write_atomically
+from gpt.training.checkpoint import Checkpoint, restore_optimisers, save_checkpoint
 from gpt.training.machine import compile_model, set_up
 from gpt.training.metrics import Metrics
 from gpt.training.optimisers import build_optimisers
-from gpt.training.plan import caution, describe, peak_flops
+from gpt.training.plan import caution, describe, peak_flops, training_flops
 from gpt.training.progress import Progress
 from gpt.training.signals import StopSignals
 
 
 @dataclass(frozen=True)
 class Result:
-    """How a run ended. Losses are in nats per character."""
+    """How a run ended: updates done, losses in nats per character, the signal that ended it."""
 
-    folder: Path
     steps: int
     val_loss: float | None
     best: dict[str, Any] | None
@@ -42,62 +42,70 @@ class Result:
 
 
 class Run:
-    """Everything around the loop: it hears what happens and keeps it."""
+    """A model, its optimisers and the machine they are on, ready to be trained."""
 
     def __init__(
         self, config: RunConfig, corpus: Corpus, checkpoint: Checkpoint | None = None
     ) -> None:
         self.config, self.corpus = config, corpus
         self.machine = set_up(config.machine)
-        vocab_size = corpus.tokenizer.vocab_size
-        self.model = GPT(config.model, vocab_size, config.training.seed)
+        self.model = GPT(config.model, corpus.tokenizer.vocab_size, config.training.seed)
         if checkpoint:
             self.model.load_state_dict(checkpoint.model)
         self.model.to(self.machine.device)
         self.optimisers = build_optimisers(self.model, config.training, self.machine.device)
         if checkpoint:
             restore_optimisers(checkpoint, self.optimisers)
-        self.first_step: int = checkpoint.step if checkpoint else 0
-        self.best: dict[str, Any] | None = checkpoint.best if checkpoint else None
-        self.val_loss: float | None = None
-        self.flops = 3 * flops_per_character(config.model, vocab_size)
-        self.notices = inexact(checkpoint, self.machine) if checkpoint else []
+        self.first_step = checkpoint.step if checkpoint else 0
+        self.best = checkpoint.best if checkpoint else None
+        self.notices = [*corpus.notices, *caution(config)]
+        self.notices += inexact(checkpoint, self.machine) if checkpoint else []
 
     def go(self, folder: Path, notices: Sequence[str] = (), quiet: bool = False) -> Result:
-        """Train to the last step, or until a signal. Raises what gpt.errors names."""
-        self.folder = folder
-        with owner(folder):
-            sweep(folder / "checkpoints")
-            (folder / "config.toml").write_text(write_toml(self.config), encoding="utf-8")
-            training = self.config.training
-            first_point = self.first_step + 1 if self.first_step else 0
-            self.progress = Progress(training.steps, self.first_step, quiet)
-            with Metrics(folder, first_point) as self.metrics, StopSignals() as self.signals:
-                try:
-                    self._introduce(notices)
-                    done = loop.train(
-                        self.model,
-                        self.optimisers,
-                        self.corpus.train,
-                        self.corpus.val,
-                        training,
-                        self.machine.autocast,
-                        self,
-                        self.first_step,
-                    )
-                finally:
-                    self.progress.close()
-            return Result(folder, done, self.val_loss, self.best, self.signals.received)
+        """Train to the last step, or until a signal. The caller owns the folder.
 
-    def _introduce(self, notices: Sequence[str]) -> None:
-        self.peak = peak_flops(self.machine.device, self.machine.dtype)
-        if self.config.machine.compile:
-            compile_model(self.model)
-        lines = describe(self.config, self.corpus, self.machine.environment())
-        notices = [*self.corpus.notices, *notices, *self.notices, *caution(self.config)]
-        for line in [*notices, *lines]:
-            self.progress.say(line)
-        self.metrics.text("config", write_toml(self.config), self.first_step)
+        Raises what gpt.errors names.
+        """
+        sweep(folder / "checkpoints")
+        settings = write_toml(self.config)
+        write_atomically(folder / "config.toml", lambda file: file.write(settings.encode()))
+        first_point = self.first_step + 1 if self.first_step else 0
+        progress = Progress(self.config.training.steps, self.first_step, quiet)
+        with Metrics(folder, first_point) as metrics, StopSignals() as signals, progress:
+            metrics.text("config", settings, self.first_step)
+            for notice in [*notices, *self.notices]:
+                progress.say(notice)
+            if self.config.machine.compile and (reason := compile_model(self.model)):
+                progress.say(f"--compile does not work here ({reason}); going on without")
+            for line in describe(self.config, self.corpus, self.machine.environment()):
+                progress.say(line)
+            keeper = Keeper(self, folder, metrics, progress, signals)
+            done = loop.train(
+                self.model,
+                self.optimisers,
+                self.corpus.train,
+                self.corpus.val,
+                self.config.training,
+                self.machine.autocast,
+                keeper,
+                self.first_step,
+            )
+        return Result(done, keeper.val_loss, self.best, signals.received)
+
+
+class Keeper:
+    """Hears what happens in the loop (``loop.Observer``), and keeps it in the run's folder."""
+
+    def __init__(
+        self, run: Run, folder: Path, metrics: Metrics, progress: Progress, signals: StopSignals
+    ) -> None:
+        self.run, self.folder = run, folder
+        self.metrics, self.progress, self.signals = metrics, progress, signals
+        self.val_loss: float | None = None
+        config, vocab_size = run.config, run.corpus.tokenizer.vocab_size
+        step = config.training.batch_size * config.training.grad_accumulation
+        self.flops = training_flops(config, vocab_size) / (step * config.model.context_length)
+        self.peak = peak_flops(run.machine.device, run.machine.dtype)
 
     def logged(self, step: int, values: dict[str, float]) -> None:
         values["speed/mfu"] = values["speed/chars_per_second"] * self.flops / self.peak
@@ -105,17 +113,18 @@ class Run:
         self.progress.logged(step, values)
 
     def evaluated(self, step: int, loss: float | None) -> None:
-        self.val_loss = loss
-        better = loss is not None and (self.best is None or loss < self.best["loss"])
+        self.val_loss, best = loss, self.run.best
+        better = step > 0 and loss is not None and (best is None or loss < best["loss"])
         if better:
-            self.best = {"step": step, "loss": loss}
+            self.run.best = {"step": step, "loss": loss}
         if loss is not None:
             self.metrics.write(step, {"loss/val": loss})
         self.progress.evaluated(step, loss, better)
-        self._sample(step)
         self.metrics.flush()
         if step:
             self._save(step, better)
+        if self.run.config.training.sample_chars:
+            self._sample(step)
 
     def stopped(self, step: int) -> None:
         self.metrics.flush()
@@ -125,30 +134,23 @@ class Run:
         return self.signals.received != 0
 
     def _sample(self, step: int) -> None:
-        length = self.config.training.sample_chars
-        if not length:
-            return
-        tokenizer = self.corpus.tokenizer
-        start = "\n" if "\n" in tokenizer.vocabulary else tokenizer.vocabulary[0]
-        prompt = torch.from_numpy(tokenizer.encode(start).astype("int64"))[None]
-        prompt = prompt.to(self.machine.device)
-        seed = self.config.training.seed
-        ids = [int(one) for one in generate(self.model, prompt, length, temperature=0.8, seed=seed)]
-        text = tokenizer.decode(ids)
+        training, tokenizer = self.run.config.training, self.run.corpus.tokenizer
+        start = torch.from_numpy(prepare("", tokenizer, skip_unknown=False).ids.astype("int64"))
+        ids = generate(self.run.model, start[None], training.sample_chars, seed=training.seed)
+        text = tokenizer.decode([int(one) for one in ids])
         self.progress.say("\n" + "\n".join("    " + line for line in text.split("\n")) + "\n")
-        self.metrics.text("sample", text, step)
-        with (self.folder / "samples.txt").open("a", encoding="utf-8", newline="\n") as file:
-            file.write(f"--- step {step} ---\n{text}\n")
+        self.metrics.sample(text, step)
 
     def _save(self, step: int, is_best: bool) -> None:
+        run = self.run
         state = {
-            "config": to_flat(self.config.resolved()),
-            "vocabulary": self.corpus.tokenizer.vocabulary,
-            "model": self.model.state_dict(),
-            "optimisers": [optimiser.state_dict() for optimiser in self.optimisers],
+            "config": to_flat(run.config.resolved()),
+            "vocabulary": run.corpus.tokenizer.vocabulary,
+            "model": run.model.state_dict(),
+            "optimisers": [optimiser.state_dict() for optimiser in run.optimisers],
             "step": step,
-            "best": self.best,
-            "source": dataclasses.asdict(self.corpus.source),
-            "environment": self.machine.environment(),
+            "best": run.best,
+            "source": dataclasses.asdict(run.corpus.source),
+            "environment": run.machine.environment(),
         }
         save_checkpoint(self.folder / "checkpoints", state, is_best=is_best)

@@ -19,17 +19,15 @@ from gpt.sampling.stop import TextUntil
 from gpt.text.printable import printable
 from gpt.text.tokenizer import CharTokenizer
 from gpt.training.checkpoint import load_checkpoint, restore
-from gpt.training.machine import find_device
+from gpt.training.machine import set_up
 
 
 def write(command: SampleCommand, run: Path, prompt: str) -> None:
     """Continue the prompt with the model of a run folder or file, or converse when asked to."""
-    device = find_device(command.compute.device)
-    if command.compute.threads:
-        torch.set_num_threads(command.compute.threads)
+    machine = set_up(command.compute)
     checkpoint = load_checkpoint(run)
     model, tokenizer = restore(checkpoint)
-    model.to(device)
+    model.to(machine.device)
     for notice in checkpoint.notices:
         say(f"notice: {notice}")
     reached = f"step {checkpoint.step}"

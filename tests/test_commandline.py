@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpt import commandline
-from gpt.commandline import parse_compare, parse_train, run, run_config, run_name
+from gpt.commandline import exit_code, parse_compare, parse_train, run_config, run_name
 from gpt.config import ModelConfig, RunConfig
 from gpt.config_files import write_toml
 from gpt.errors import CheckpointError, UsageError
@@ -28,20 +28,10 @@ def written(path: Path, text: str) -> str:
     return str(path)
 
 
-def refused(capsys, preset, *words: str) -> str:
-    """The message for a refused command line; its exit code must be 2."""
-    code = run(lambda: parse_train(words, preset) and 0)
-    assert code == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert "Traceback" not in captured.err
-    return re.sub(r"[│\s]+", " ", captured.err)
-
-
-def exit_code(main) -> int:
+def status_of(main) -> int:
     """What the process would exit with: tyro leaves by SystemExit."""
     try:
-        return run(main)
+        return exit_code(main)
     except SystemExit as leaving:
         return leaving.code
 
@@ -108,7 +98,7 @@ def test_flags_work_with_hyphens_too(preset):
 def test_wrong_words_are_refused_with_the_word_and_a_remedy(capsys, tmp_path, words, needles):
     preset = tmp_path / "preset.toml"
     preset.write_text("", encoding="utf-8")
-    code = exit_code(lambda: parse_train(words, preset) and 0)
+    code = status_of(lambda: parse_train(words, preset) and 0)
     message = re.sub(r"[│\s]+", " ", capsys.readouterr().err)
     assert code == 2
     for needle in needles:
@@ -129,7 +119,7 @@ def test_wrong_words_are_refused_with_the_word_and_a_remedy(capsys, tmp_path, wo
     ids=" ".join,
 )
 def test_wrong_values_exit_with_2_and_no_traceback(capsys, preset, words):
-    assert exit_code(lambda: parse_train(words, preset) and 0) == 2
+    assert status_of(lambda: parse_train(words, preset) and 0) == 2
     error = capsys.readouterr().err
     assert error
     assert "Traceback" not in error
@@ -138,7 +128,7 @@ def test_wrong_values_exit_with_2_and_no_traceback(capsys, preset, words):
 @given(st.lists(st.text(max_size=12), max_size=5))
 def test_no_command_line_gives_a_traceback(words):
     preset = ROOT / "configs" / "default.toml"
-    assert exit_code(lambda: parse_train(words, preset) and 0) in (0, 2)
+    assert status_of(lambda: parse_train(words, preset) and 0) in (0, 2)
 
 
 def test_out_and_resume_exclude_each_other(preset, tmp_path):
@@ -181,20 +171,20 @@ def test_errors_become_exit_codes_and_one_safe_line(capsys):
     def failing():
         raise CheckpointError("checkpoint 'a\x1b[2Jb' is damaged; restore it")
 
-    assert run(failing) == 4
+    assert exit_code(failing) == 4
     assert capsys.readouterr().err == "error: checkpoint 'a\\x1b[2Jb' is damaged; restore it\n"
 
 
 def test_a_bug_keeps_its_traceback():
     with pytest.raises(ZeroDivisionError):
-        run(lambda: 1 // 0)
+        exit_code(lambda: 1 // 0)
 
 
 def test_ctrl_c_is_exit_130_without_a_word(capsys):
     def interrupted():
         raise KeyboardInterrupt
 
-    assert run(interrupted) == 130
+    assert exit_code(interrupted) == 130
     assert capsys.readouterr().err == ""
 
 

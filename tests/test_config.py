@@ -108,8 +108,6 @@ def toml_file(folder, text: str | bytes, name: str = "some.toml"):
         ({"dropout": -0.1}, ["dropout = -0.1", "not in [0, 1)", "try 0.1"]),
         # Text.
         ({"val_fraction": 1.0}, ["val_fraction = 1.0", "not in [0, 1)", "try 0.1"]),
-        ({"encoding": "utf-9"}, ["encoding = 'utf-9'", "unknown to Python", "try utf-8"]),
-        ({"encoding": "hex"}, ["encoding = 'hex'", "unknown to Python", "try utf-8"]),
         ({"text": "a\udce9.txt"}, ["'a\\udce9.txt'", "not a Unicode name", "rename the file"]),
         # Training.
         ({"steps": 0}, ["steps = 0", "less than 1", "choose 1 or more"]),
@@ -238,7 +236,9 @@ def test_field_names_are_unique_across_sections():
 def test_every_field_has_a_docstring_of_its_own():
     documented = {}
     for cls in ast.parse(inspect.getsource(module)).body:
-        if isinstance(cls, ast.ClassDef) and cls.name in {c.__name__ for c in SECTIONS}:
+        if isinstance(cls, ast.ClassDef) and cls.name in {
+            c.__name__ for section in SECTIONS for c in section.__mro__
+        }:
             for field, after in zip(cls.body, [*cls.body[1:], None], strict=True):
                 if isinstance(field, ast.AnnAssign) and isinstance(after, ast.Expr):
                     documented[field.target.id] = after.value.value.strip()
@@ -289,9 +289,8 @@ def test_a_whole_number_may_be_written_in_the_scientific_way(tmp_path):
 
 
 def test_a_number_with_a_fraction_is_no_whole_number(tmp_path):
-    values = read_toml([toml_file(tmp_path, "steps = 1.5")])
-    with pytest.raises(UsageError, match=r"steps = 1\.5 is not of type int"):
-        from_flat(values)
+    with pytest.raises(UsageError, match=r"some\.toml.*steps = 1\.5 is not of type int"):
+        read_toml([toml_file(tmp_path, "steps = 1.5")])
 
 
 def test_a_whole_number_will_do_for_a_fraction(tmp_path):
@@ -301,16 +300,14 @@ def test_a_whole_number_will_do_for_a_fraction(tmp_path):
 
 
 def test_a_number_in_quotes_is_refused_with_its_type(tmp_path):
-    values = read_toml([toml_file(tmp_path, 'learning_rate = "5e-5"')])
-    with pytest.raises(UsageError, match="learning_rate = '5e-5' is not of type float"):
-        from_flat(values)
+    with pytest.raises(UsageError, match=r"some\.toml.*learning_rate = '5e-5' is not of type float"):
+        read_toml([toml_file(tmp_path, 'learning_rate = "5e-5"')])
 
 
 @pytest.mark.parametrize("value", ["1", "0", '"true"', "1.0"])
 def test_only_true_and_false_are_booleans(tmp_path, value):
-    values = read_toml([toml_file(tmp_path, f"qk_norm = {value}")])
-    with pytest.raises(UsageError, match=r"qk_norm = .* is not of type bool"):
-        from_flat(values)
+    with pytest.raises(UsageError, match=r"some\.toml.*qk_norm = .* is not of type bool"):
+        read_toml([toml_file(tmp_path, f"qk_norm = {value}")])
 
 
 def test_what_several_files_say_is_only_checked_together(tmp_path):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import skips
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -57,7 +58,7 @@ def test_a_text_without_pairs_has_no_bigram_entropy():
 
 def test_tiny_shakespeare_has_its_printed_entropies():
     if not TINY_SHAKESPEARE.exists():
-        pytest.skip(f"{TINY_SHAKESPEARE} is not here")
+        pytest.skip(skips.NO_TINY_SHAKESPEARE)
     text = TINY_SHAKESPEARE.read_text(encoding="utf-8")
     tokenizer = CharTokenizer.from_text(text)
     assert len(text) == 1_115_394

@@ -24,6 +24,10 @@ class Counting(nn.Module):
         self.weight = nn.Parameter(torch.zeros(1))
         self.read, self.modes = [], []
 
+    @property
+    def device(self):
+        return self.weight.device
+
     def new_cache(self, batch_size):
         return [[]]
 

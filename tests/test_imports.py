@@ -14,26 +14,28 @@ NETWORK = {"socket", "ssl", "urllib", "http", "ftplib", "smtplib", "requests", "
 
 LEAVES = {f"gpt.model.{name}" for name in ("norms", "positions", "attention", "feedforward")}
 SETTINGS = {"gpt.errors", "gpt.checks", "gpt.config", "gpt.config_files"}
-BELOW = SETTINGS | {"gpt.model", "gpt.text"}
+BELOW = SETTINGS | {"gpt.streams", "gpt.model", "gpt.text"}
 
 # Module or package -> what of ours it may import; the longest name that matches is its rule.
 RULES = {
     "gpt.errors": set(),
+    "gpt.streams": set(),
+    "gpt.runfolder": {"gpt.errors"},
     "gpt.checks": {"gpt.errors"},
     "gpt.config": {"gpt.errors", "gpt.checks"},
     "gpt.config_files": {"gpt.errors", "gpt.config"},
     "gpt.text": {"gpt.errors", "gpt.text"},
-    "gpt.model": {"gpt.errors"},  # leaves take numbers, not the config
+    "gpt.model": {"gpt.errors", "gpt.streams"},  # leaves take numbers, not the config
     "gpt.model.block": {"gpt.errors", "gpt.config", *LEAVES},
     "gpt.model.gpt": {"gpt.errors", "gpt.config", "gpt.model"},
-    "gpt.model.count": {"gpt.config"},
+    "gpt.model.count": {"gpt.config", "gpt.model.block"},
     "gpt.training": BELOW | {"gpt.training"},
     "gpt.sampling": BELOW | {"gpt.sampling"},
     "gpt.commandline": SETTINGS | {"gpt.text"},
     "gpt.corpus": SETTINGS | {"gpt.text"},
     # The rest of the package puts those together; the lab and other formats are above it.
     "gpt": BELOW
-    | {"gpt.training", "gpt.sampling", "gpt.commandline", "gpt.corpus", "gpt.run", "gpt.runfolder"},
+    | {"gpt.training", "gpt.sampling", "gpt.commandline", "gpt.corpus", "gpt.run", "gpt.resuming", "gpt.runfolder"},
     "gpt.lab": {"gpt"},
     "gpt.interop": {"gpt"},
 }

@@ -37,6 +37,7 @@ def test_arms_are_placements_or_files_of_changes(base, tmp_path):
         (("pre", "middle"), r"'middle' is neither a norm placement \(pre, post\)"),
         (("pre", "pre"), "two arms are called 'pre'"),
         (("text.toml",), "changes the text"),
+        (("seed.toml",), "sets the seed"),
         (("broken.toml",), "not divisible"),
         (("absent.toml",), "absent.toml"),
     ],
@@ -44,6 +45,7 @@ def test_arms_are_placements_or_files_of_changes(base, tmp_path):
 def test_unusable_arms_are_refused_before_anything_runs(base, tmp_path, monkeypatch, words, needle):
     monkeypatch.chdir(tmp_path)
     Path("text.toml").write_text("val_fraction = 0.3", encoding="utf-8")
+    Path("seed.toml").write_text("seed = 3", encoding="utf-8")
     Path("broken.toml").write_text("n_heads = 5", encoding="utf-8")
     with pytest.raises(UsageError, match=needle):
         parse_arms(words, base)

@@ -41,29 +41,25 @@ def test_bfloat16_computes_products_in_it_and_keeps_parameters_in_float32():
     assert all(p.dtype == torch.float32 for p in model.parameters())
 
 
-def test_a_compiler_that_computes_something_else_is_refused(capsys):
+def test_a_compiler_that_computes_something_else_is_refused():
     model = GPT(MODEL, 7)
     expected = model(torch.arange(5)[None])
 
     def wrong(model):
         model._compiled_call_impl = lambda tokens: model.forward(tokens) + 1.0
 
-    assert not compile_model(model, wrong)
-    assert "its logits differ by 1" in capsys.readouterr().err
+    assert "its logits differ by 1" in compile_model(model, wrong)
     assert torch.equal(model(torch.arange(5)[None]), expected)
     assert model.training
 
 
-def test_a_compiler_that_fails_is_answered_with_one_warning(capsys):
+def test_a_compiler_that_fails_is_answered_with_one_warning():
     model = GPT(MODEL, 7)
 
     def failing(_model):
         raise RuntimeError("no C++ compiler\nand a long trace")
 
-    assert not compile_model(model, failing)
-    warning = capsys.readouterr().err
-    assert warning.count("\n") == 1
-    assert "no C++ compiler" in warning
+    assert compile_model(model, failing) == "no C++ compiler"
     model(torch.arange(5)[None])
 
 
@@ -72,5 +68,5 @@ def test_a_compiler_that_fails_is_answered_with_one_warning(capsys):
 def test_a_compiled_model_keeps_its_state_dict_names():
     model = GPT(MODEL, 7)
     names = list(model.state_dict())
-    assert compile_model(model)
+    assert compile_model(model) == ""
     assert list(model.state_dict()) == names

@@ -15,9 +15,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gpt import corpus
+from gpt.corpus import default_text
 from gpt.errors import UsageError
-from gpt.text import decoding, reading
-from gpt.text.reading import default_text, read_corpus
+from gpt.text import decoding
+from gpt.text.reading import read_corpus
 
 ROOT = Path(__file__).parents[1]
 PLENTY = "the quick brown fox jumps over the lazy dog\n" * 20
@@ -242,7 +244,7 @@ def test_the_default_text_is_what_the_recipe_prepares(monkeypatch, tmp_path):
         "class CannotPrepareError(Exception): pass\ndef prepare(): return 'there.txt'\n",
         encoding="utf-8",
     )
-    monkeypatch.setattr(reading, "_RECIPE", recipe)
+    monkeypatch.setattr(corpus, "_RECIPE", recipe)
     assert default_text() == "there.txt"
 
 
@@ -253,7 +255,7 @@ def test_a_default_text_that_cannot_be_prepared_is_a_usage_error(monkeypatch, tm
         "def prepare(): raise CannotPrepareError('no network; python train.py my.txt')\n",
         encoding="utf-8",
     )
-    monkeypatch.setattr(reading, "_RECIPE", recipe)
+    monkeypatch.setattr(corpus, "_RECIPE", recipe)
     with pytest.raises(UsageError, match=r"no network; python train\.py my\.txt"):
         default_text()
     recipe.unlink()

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gpt.commandline import run
+from gpt.commandline import exit_code
 from gpt.config import RunConfig, to_flat
 from gpt.errors import CheckpointError, DiskError, UsageError
 from gpt.model.gpt import GPT
@@ -79,7 +79,7 @@ def sample(monkeypatch, capfdbinary):
         monkeypatch.setattr(sys, "argv", ["sample.py", *words])
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin), "ascii"))
         try:
-            code = run(script.main)
+            code = exit_code(script.main)
         except SystemExit as end:
             code = end.code
         out, err = capfdbinary.readouterr()

@@ -185,7 +185,7 @@ def test_without_a_compiler_compile_warns_and_the_run_is_the_same(text, tmp_path
     without = {"PATH": str(empty), "CXX": "", "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
     ended = script("train.py", *words, "--compile", "--out", tmp_path / "a", **without)
     assert ended.returncode == 0, ended.stderr
-    assert "warning: --compile does not work here" in ended.stderr
+    assert "--compile does not work here" in ended.stdout
     assert script("train.py", *words, "--out", tmp_path / "b").returncode == 0
     ours, theirs = load_checkpoint(tmp_path / "a"), load_checkpoint(tmp_path / "b")
     assert all(torch.equal(ours.model[name], theirs.model[name]) for name in ours.model)

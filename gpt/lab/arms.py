@@ -1,10 +1,10 @@
 """Arms: configs that differ from a common base in the thing that is compared."""
 
-import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
+from gpt.checks import nearest
 from gpt.config import NormPosition, RunConfig
 from gpt.config_files import read_toml
 from gpt.errors import UsageError
@@ -36,15 +36,19 @@ def parse_arms(words: tuple[str, ...], base: RunConfig) -> list[Arm]:
             arms.append(Arm(Path(word).stem, read_toml([word])))
         else:
             raise UsageError(
-                f"arm {word!r} is neither a norm placement ({', '.join(placements)}) nor a .toml "
-                "file of changes"
+                f"arm {word!r} is neither a norm placement ({', '.join(placements)}) nor a file "
+                f"of changes that ends in .toml.{nearest(word, placements)}"
             )
     names = [arm.name for arm in arms]
     for name in names:
         if names.count(name) > 1:
             raise UsageError(f"two arms are called {name!r}; give the files different names")
     for arm in arms:
-        compared = arm.config(base, base.training.seed)
-        if dataclasses.replace(compared, text=base.text) != compared:
-            raise UsageError(f"arm {arm.name!r} changes the text; all arms must learn the same")
+        if "seed" in arm.changes:
+            raise UsageError(f"arm {arm.name!r} sets the seed; drop it, all arms share --seeds")
+        if arm.config(base, base.training.seed).text != base.text:
+            raise UsageError(
+                f"arm {arm.name!r} changes the text, and all arms must learn the same; drop "
+                "text, val_fraction, encoding and keep_newlines from it"
+            )
     return arms

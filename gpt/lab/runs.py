@@ -8,6 +8,7 @@ from gpt.config import RunConfig
 from gpt.errors import NonFiniteError
 from gpt.lab.arms import Arm
 from gpt.run import Run
+from gpt.runfolder import given_folder, owner
 from gpt.text.reading import Corpus
 
 
@@ -30,23 +31,29 @@ class Outcome:
         return f"{self.arm:<12} seed {self.seed:<6} {ended}"
 
 
+class Stopped(Exception):  # noqa: N818 - not an error
+    """A signal ended the comparison; the runs that were done are kept."""
+
+    def __init__(self, signal: int) -> None:
+        self.signal = signal
+
+
 def run_arms(
     arms: list[Arm], seeds: list[int], base: RunConfig, corpus: Corpus, out: Path
 ) -> Iterator[Outcome]:
     """One run folder an (arm, seed) below ``out``; the arms in turn within each seed.
 
-    Raises KeyboardInterrupt when a signal stopped a run.
+    Raises Stopped when a signal stopped a run.
     """
     for seed in seeds:
         for arm in arms:
-            folder = out / f"{arm.name}-s{seed}"
-            folder.mkdir()
-            try:
-                result = Run(arm.config(base, seed), corpus).go(folder, quiet=True)
-            except NonFiniteError as error:
-                yield Outcome(arm.name, seed, failure=str(error))
-                continue
+            with owner(given_folder(out / f"{arm.name}-s{seed}")) as folder:
+                try:
+                    result = Run(arm.config(base, seed), corpus).go(folder, quiet=True)
+                except NonFiniteError as error:
+                    yield Outcome(arm.name, seed, failure=str(error))
+                    continue
             if result.signal:
-                raise KeyboardInterrupt
+                raise Stopped(result.signal)
             assert result.best, "a comparison has a validation split"
             yield Outcome(arm.name, seed, result.val_loss, result.best["loss"])

@@ -58,9 +58,8 @@ class KVCache:
     Shapes: ``(B, n_kv_heads, context_length, d_k)`` each, of which the first ``length`` are filled.
     """
 
-    def __init__(self, keys: Tensor) -> None:
-        self.keys = keys
-        self.values = torch.empty_like(keys)
+    def __init__(self, empty: Tensor) -> None:
+        self.keys, self.values = empty, torch.empty_like(empty)
         self.length = 0
 
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:

@@ -14,6 +14,9 @@ class Block(nn.Module):
     Shapes: x and the result ``(B, T, d_model)``, so blocks stack.
     """
 
+    needs_final_norm: bool
+    """Whether a stack of these leaves a stream that was never normalised."""
+
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         config = config.resolved()
@@ -41,7 +44,9 @@ class Block(nn.Module):
 
 
 class PreLNBlock(Block):
-    """``x + f(norm(x))``: the stream itself is never normalised (GPT-2)."""
+    """``x + f(norm(x))``: the stream itself is never normalised, but for the head (GPT-2)."""
+
+    needs_final_norm = True
 
     def forward(
         self, x: Tensor, rotate: Rotate | None = None, cache: KVCache | None = None
@@ -53,6 +58,8 @@ class PreLNBlock(Block):
 
 class PostLNBlock(Block):
     """``norm(x + f(x))``: the stream is normalised after every addition (Vaswani et al. 2017)."""
+
+    needs_final_norm = False
 
     def forward(
         self, x: Tensor, rotate: Rotate | None = None, cache: KVCache | None = None

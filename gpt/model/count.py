@@ -1,6 +1,7 @@
 """How many parameters a model has and what a character costs, known from the config alone."""
 
 from gpt.config import ModelConfig
+from gpt.model.block import BLOCKS
 
 
 def parameter_count(config: ModelConfig, vocab_size: int) -> dict[str, int]:
@@ -79,7 +80,7 @@ def _biases(config: ModelConfig) -> tuple[int, int]:
 
 
 def _gains(config: ModelConfig) -> int:
-    n_norms = 2 * config.n_layers + (config.norm_position == "pre")
+    n_norms = 2 * config.n_layers + BLOCKS[config.norm_position].needs_final_norm
     return n_norms * config.d_model * (2 if config.norm == "layer" else 1)
 
 

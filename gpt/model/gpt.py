@@ -1,6 +1,7 @@
 """The GPT: embeddings, a stack of blocks, and a head that scores the next character."""
 
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 import torch.nn.functional as F
@@ -36,9 +37,8 @@ class GPT(nn.Module):
             self.positions = RotaryPositions(config.context_length, config.d_k)
         block = BLOCKS[config.norm_position]
         self.blocks = nn.ModuleList(block(config) for _ in range(config.n_layers))
-        # A Post-LN stack ends in a norm already; a Pre-LN stream has never met one.
-        pre = config.norm_position == "pre"
-        self.final_norm = NORMS[config.norm](config.d_model) if pre else nn.Identity()
+        norm = NORMS[config.norm]
+        self.final_norm = norm(config.d_model) if block.needs_final_norm else nn.Identity()
         tied = config.tie_embeddings
         self.head = None if tied else nn.Linear(config.d_model, vocab_size, bias=False)
         initialise(self, config.init, seed)
@@ -66,8 +66,23 @@ class GPT(nn.Module):
         """An empty cache a block. ``model(tokens, cache)`` then reads only the new tokens."""
         config = self.config
         shape = (batch_size, config.n_kv_heads, config.context_length, config.d_k)
-        like: dict[str, Any] = {
-            "dtype": self.token_embedding.weight.dtype,
-            "device": self.token_embedding.weight.device,
-        }
-        return [KVCache(torch.empty(shape, **like)) for _ in self.blocks]
+        return [KVCache(self.token_embedding.weight.new_empty(shape)) for _ in self.blocks]
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.token_embedding.weight.device
+
+
+@contextmanager
+def evaluating(model: GPT) -> Iterator[None]:
+    """No dropout and no gradients inside; afterwards the mode the model was in."""
+    was_training = model.training
+    if was_training:  # switching walks through every module, so only when needed
+        model.eval()
+    try:
+        with torch.inference_mode():
+            yield
+    finally:
+        if was_training:
+            model.train()

@@ -4,12 +4,13 @@ Each tensor is drawn from a generator of its own, keyed by its name, so two mode
 one option share every other weight: a comparison of norm placements compares norm placements.
 """
 
-import hashlib
 import math
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+
+from gpt import streams
 
 if TYPE_CHECKING:
     from gpt.model.gpt import GPT
@@ -71,5 +72,4 @@ def initialise(model: "GPT", scheme: str, seed: int) -> None:
 
 
 def _generator(seed: int, name: str) -> torch.Generator:
-    key = hashlib.sha256(f"{seed}:{name}".encode()).digest()[:8]
-    return torch.Generator().manual_seed(int.from_bytes(key, "little") >> 1)
+    return torch.Generator().manual_seed(streams.key(seed, "init", name) % 2**63)

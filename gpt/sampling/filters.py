@@ -1,6 +1,6 @@
 """From logits to a next character: pure functions, one a filter.
 
-A filter takes logits ``(B, V)`` and returns logits ``(B, V)``; what it removes becomes minus
+A filter takes logits ``(B, vocab_size)`` and returns as many; what it removes becomes minus
 infinity. ``distribution`` composes them in one stated order, ``draw`` turns the result and a
 uniform number into an id.
 """
@@ -21,7 +21,7 @@ def distribution(
     min_p: float,
     repetition_penalty: float,
 ) -> Tensor:
-    """Probabilities ``(B, V)`` of the next character; each row is finite and sums to 1.
+    """Probabilities ``(B, vocab_size)`` of the next character; each row is finite and sums to 1.
 
     The order: repetition penalty, temperature, top-k, top-p, min-p, softmax. Each filter sees what
     the earlier ones left, so top_p and min_p speak of probabilities after temperature and top_k.
@@ -96,8 +96,8 @@ def keep_min_p(logits: Tensor, p: float) -> Tensor:
 def draw(probabilities: Tensor, uniform: Tensor) -> Tensor:
     """Ids ``(B,)`` by inverse CDF: the first whose cumulated probability exceeds the uniform.
 
-    Shapes: probabilities ``(B, V)``; uniform ``(B,)``, float64, in [0, 1). What has probability 0
-    never comes.
+    Shapes: probabilities ``(B, vocab_size)``; uniform ``(B,)``, float64, in [0, 1). What has
+    probability 0 never comes.
     """
     cumulated = probabilities.cumsum(dim=-1)
     # Scaling by the total instead of trusting it to be 1 keeps every id in range.

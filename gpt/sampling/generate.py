@@ -1,15 +1,14 @@
 """The iterator that writes: a model, a prompt, and one id a row for every step."""
 
-import hashlib
 from collections.abc import Iterator
-from contextlib import contextmanager
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from gpt import streams
 from gpt.errors import NonFiniteError, UsageError
-from gpt.model.gpt import GPT
+from gpt.model.gpt import GPT, evaluating
 from gpt.sampling.filters import distribution, draw
 from gpt.sampling.options import SamplingConfig
 
@@ -64,12 +63,11 @@ def _write(model: GPT, prompt: Tensor, n_chars: int, config: SamplingConfig) -> 
     window = unread = prompt[:, -context:]  # (B, T)
     room, cache = 0, None
     for step in range(n_chars):
-        with _reading(model):
+        with evaluating(model):
             if cache is None or room == 0:
                 cache, room = model.new_cache(len(prompt)), context
                 unread = window if step == 0 else window[:, -max(1, context // 2) :]
-            device = next(model.parameters()).device
-            logits = model(unread.to(device), cache)[:, -1]  # (B, T, V) -> (B, V)
+            logits = model.forward(unread.to(model.device), cache)[:, -1]  # -> (B, vocab_size)
             room -= unread.shape[1]
         _check_finite(logits, step)
         probabilities = distribution(
@@ -88,24 +86,9 @@ def _write(model: GPT, prompt: Tensor, n_chars: int, config: SamplingConfig) -> 
         yield ids
 
 
-@contextmanager
-def _reading(model: GPT) -> Iterator[None]:
-    """Evaluation mode without gradients, and the former mode again afterwards."""
-    was_training = model.training
-    if was_training:  # switching walks through every module, so only when needed
-        model.eval()
-    try:
-        with torch.inference_mode():
-            yield
-    finally:
-        if was_training:
-            model.train()
-
-
 def _stream(seed: int, row: int) -> np.random.Generator:
     """The uniform numbers of a row: counter-based, and no two (seed, row) share a key."""
-    key = hashlib.sha256(f"{seed}:sample:{row}".encode()).digest()[:16]
-    return np.random.Generator(np.random.Philox(key=int.from_bytes(key, "little")))
+    return np.random.Generator(np.random.Philox(key=streams.key(seed, "sample", row)))
 
 
 def _check_finite(logits: Tensor, step: int) -> None:

@@ -9,8 +9,8 @@ from typing import Annotated, Literal
 
 import tyro
 
-from gpt.checks import at_least
-from gpt.config import Device
+from gpt.checks import at_least, check_types
+from gpt.config import ComputeConfig
 from gpt.errors import UsageError
 
 
@@ -32,6 +32,7 @@ class SamplingConfig:
     """Each sample draws from a stream of its own, keyed by (seed, number of the sample)."""
 
     def __post_init__(self) -> None:
+        check_types(self)
         if not 0 <= self.temperature < math.inf:
             raise UsageError(
                 f"temperature = {self.temperature} is not a finite number of 0 or more; "
@@ -84,19 +85,6 @@ class OutputConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ComputeConfig:
-    """Where it is computed."""
-
-    device: Device = "auto"
-    """auto takes cuda, then mps, then cpu."""
-    threads: int = 1
-    """CPU threads; a character is little work, so more help only large models; 0: torch chooses."""
-
-    def __post_init__(self) -> None:
-        at_least("threads", self.threads, 0)
-
-
-@dataclass(frozen=True, kw_only=True)
 class SampleCommand:
     """Write text with a trained model.
 
@@ -108,4 +96,7 @@ class SampleCommand:
     """Run folder (its best checkpoint is taken) or checkpoint file (default: the newest run)."""
     output: OutputConfig = field(default_factory=OutputConfig)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
-    compute: ComputeConfig = field(default_factory=ComputeConfig)
+    compute: ComputeConfig = field(
+        # One character is little work: more threads help large models only.
+        default_factory=lambda: ComputeConfig(threads=1)
+    )

@@ -3,11 +3,9 @@
 Needs numpy only, not torch, so that a text that will not do is answered at once.
 """
 
-import importlib.util
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
@@ -17,7 +15,6 @@ from gpt.text.entropy import entropies
 from gpt.text.streaming import StreamedIds
 from gpt.text.tokenizer import CharTokenizer, counted
 
-_RECIPE = Path(__file__).parents[2] / "data" / "prepare.py"
 _MANY_CONTROLS = 0.001
 _MANY_NULS = 0.4
 _MANY_CHARACTERS = 10_000
@@ -66,8 +63,8 @@ def read_corpus(
 ) -> Corpus:
     """Reads a text file (``-``: standard input) and checks that it can be learned from.
 
-    ``vocabulary`` is that of a checkpoint; without it the text's own is used. ``progress`` may wrap
-    the pieces of the file as they come. Both splits hold at
+    ``vocabulary`` is that of a checkpoint; without it the text's own is used. ``progress`` may
+    wrap the pieces of the file as they come. Both splits hold at
     least one window of context_length + 1 characters (``val`` also none, for val_fraction 0).
     One pass in pieces of 4 MB. Peak memory: 1 byte a character with up to 256 distinct ones, 2
     with up to 65,536 (3 when the 257th comes late), and less than 150 MB (measured: 313 MB for a
@@ -114,28 +111,6 @@ def read_corpus(
         unigram_entropy=unigram,
         bigram_entropy=bigram,
     )
-
-
-def default_text() -> str:
-    """The path of the default corpus, prepared by ``data/prepare.py`` where it is missing.
-
-    Raises UsageError when it cannot be prepared.
-    """
-    spec = importlib.util.spec_from_file_location("prepare_default_text", _RECIPE)
-    assert spec is not None
-    assert spec.loader is not None
-    recipe = importlib.util.module_from_spec(spec)
-    try:
-        spec.loader.exec_module(recipe)
-    except FileNotFoundError:
-        raise UsageError(
-            f"there is no default text: its recipe {_RECIPE} is missing; pass a text file of "
-            "your own: python train.py my.txt"
-        ) from None
-    try:
-        return str(recipe.prepare())
-    except recipe.CannotPrepareError as error:
-        raise UsageError(str(error)) from error
 
 
 def _tokenizer_for(

@@ -5,7 +5,6 @@ its windows, its learning rate, and the state of the dropout generator. So a res
 random state, and how often it is evaluated cannot change it.
 """
 
-import hashlib
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -17,9 +16,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from gpt import streams
 from gpt.config import TrainingConfig
 from gpt.errors import NonFiniteError
-from gpt.model.gpt import GPT
+from gpt.model.gpt import GPT, evaluating
 from gpt.text.windows import evaluation_batches, take, window_starts
 from gpt.training.optimisers import set_learning_rate
 from gpt.training.schedules import learning_rate
@@ -84,8 +84,9 @@ def train(
         if not (math.isfinite(loss) and math.isfinite(norm)):
             raise NonFiniteError(
                 f"step {done + 1}: loss = {loss}, gradient norm = {norm}, learning rate = "
-                f"{rate:.3g}, windows start at {starts.flatten().tolist()[:8]}...; nothing was "
-                "updated and the checkpoints hold. Try a lower --learning_rate, or a longer warm-up"
+                f"{rate:.3g}, windows start at {starts.flatten().tolist()[:8]}...; this "
+                "update was not made, and what was saved before is intact. Try a lower "
+                "--learning_rate, or a longer warm-up"
             )
         for optimiser in optimisers:
             optimiser.step()
@@ -109,10 +110,9 @@ def step_windows(
     config: TrainingConfig, step: int, n_chars: int, context_length: int
 ) -> np.ndarray:
     """Where the windows of a step start: ``(grad_accumulation, batch_size)``."""
-    shape = (config.grad_accumulation, config.batch_size)
-    return window_starts(
-        config.seed, step, shape[0] * shape[1], n_chars, context_length
-    ).reshape(shape)  # fmt: skip
+    accumulation, batch = config.grad_accumulation, config.batch_size
+    starts = window_starts(config.seed, step, accumulation * batch, n_chars, context_length)
+    return starts.reshape(accumulation, batch)
 
 
 def loss_of(model: GPT, inputs: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
@@ -143,39 +143,32 @@ def clip_gradient(model: GPT, largest: float) -> float:
     return torch.nn.utils.clip_grad_norm_(model.parameters(), limit).item()
 
 
-@torch.no_grad()
 def evaluate(model: GPT, ids: np.ndarray, autocast: Autocast) -> float:
     """Mean loss over the whole split, in nats per character, each but the first predicted once.
 
     Windows are fixed and in order, dropout is off, and no random number is drawn; the mode of the
     model is put back.
     """
-    was_training = model.training
-    model.eval()
     context_length = model.config.context_length
-    device = model.token_embedding.weight.device
     total = 0.0
     count = 0
-    for batch in evaluation_batches(ids, context_length, max(1, 8192 // context_length)):
-        inputs, targets = (torch.from_numpy(part).to(device) for part in batch)
-        with autocast():
+    with evaluating(model), autocast():
+        for batch in evaluation_batches(ids, context_length, max(1, 8192 // context_length)):
+            inputs, targets = (torch.from_numpy(part).to(model.device) for part in batch)
             total += loss_of(model, inputs, targets, reduction="sum").item()
-        count += targets.numel()
-    model.train(was_training)
+            count += targets.numel()
     return total / count
 
 
 def _batches(model: GPT, ids: np.ndarray, starts: np.ndarray) -> Iterator[tuple[Tensor, Tensor]]:
     """One ``(inputs, targets)`` a row of starts, ``(batch_size, context_length)`` each."""
-    device = model.token_embedding.weight.device
     for row in starts:
         inputs, targets = take(ids, row, model.config.context_length)
-        yield torch.from_numpy(inputs).to(device), torch.from_numpy(targets).to(device)
+        yield torch.from_numpy(inputs).to(model.device), torch.from_numpy(targets).to(model.device)
 
 
 def _seed_dropout(seed: int, step: int) -> None:
-    key = hashlib.sha256(f"{seed}:dropout:{step}".encode()).digest()[:8]
-    torch.manual_seed(int.from_bytes(key, "little") >> 1)
+    torch.manual_seed(streams.key(seed, "dropout", step) % 2**63)
 
 
 class _Clock:

@@ -1,7 +1,6 @@
 """Where and how precisely a model is computed: device, threads, dtype, compilation."""
 
 import contextlib
-import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -9,9 +8,9 @@ from typing import Any
 
 import torch
 
-from gpt.config import MachineConfig
+from gpt.config import ComputeConfig, MachineConfig
 from gpt.errors import UsageError
-from gpt.model.gpt import GPT
+from gpt.model.gpt import GPT, evaluating
 
 
 @dataclass(frozen=True)
@@ -37,13 +36,13 @@ class Machine:
         }
 
 
-def set_up(config: MachineConfig) -> Machine:
+def set_up(config: ComputeConfig) -> Machine:
     """Choose the device and dtype, set the threads. Raises UsageError for what is not there."""
     if config.threads:
         torch.set_num_threads(config.threads)
     torch.set_flush_denormal(True)  # denormals slow long runs down and carry no information
     device = find_device(config.device)
-    wanted = config.dtype
+    wanted = config.dtype if isinstance(config, MachineConfig) else "float32"
     if wanted == "auto":
         wide = device.type == "cuda" and torch.cuda.is_bf16_supported()
         wanted = "bfloat16" if wide else "float32"
@@ -66,19 +65,16 @@ def find_device(wanted: str) -> torch.device:
 
 def compile_model(
     model: GPT, compiler: Callable[[GPT], None] = lambda model: model.compile()
-) -> bool:
-    """Compile the model in place, so that its state dict keeps its names; True if it worked.
+) -> str:
+    """Compile the model in place, so that its state dict keeps its names.
 
-    A compiler that fails or computes something else is answered with a warning, and the model
-    goes on uncompiled.
+    Returns why it did not work, or nothing. After a compiler that fails, or whose model computes
+    something else, the model goes on uncompiled.
     """
-    device = model.token_embedding.weight.device
     length = min(8, model.config.context_length)
-    tokens = torch.arange(2 * length, device=device).reshape(2, length) % model.vocab_size
-    was_training = model.training
-    model.eval()
+    tokens = torch.arange(2 * length, device=model.device).reshape(2, length) % model.vocab_size
     reason = ""
-    with torch.no_grad():
+    with evaluating(model):
         expected = model.forward(tokens)
         try:
             compiler(model)
@@ -87,10 +83,6 @@ def compile_model(
                 reason = f"its logits differ by {(found - expected).abs().max():.2g}"
         except Exception as error:  # noqa: BLE001 - whatever the compiler raises, we can go on
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-    model.train(was_training)
     if reason:
         model._compiled_call_impl = None
-        print(
-            f"warning: --compile does not work here ({reason}); going on without", file=sys.stderr
-        )
-    return not reason
+    return reason

@@ -32,6 +32,7 @@ class Metrics:
 
     def __init__(self, folder: Path, first_step: int = 0) -> None:
         self.failed = ""
+        self._folder = folder
         self._open: list[Any] = []
         path = folder / "metrics.jsonl"
         with self._guarded():
@@ -58,6 +59,15 @@ class Metrics:
         with self._guarded() as works:
             if works:
                 self._board.add_text(tag, _preformatted(text), step)
+
+    def sample(self, text: str, step: int) -> None:
+        """A text that the model wrote, for ``samples.txt`` and TensorBoard."""
+        with self._guarded() as works:
+            if works:
+                path = self._folder / "samples.txt"
+                with path.open("a", encoding="utf-8", newline="\n") as file:
+                    file.write(f"--- step {step} ---\n{text}\n")
+        self.text("sample", text, step)
 
     def flush(self) -> None:
         """Hand everything written so far to the operating system."""

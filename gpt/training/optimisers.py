@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from gpt.config import TrainingConfig
 from gpt.model.gpt import GPT
-from gpt.model.norms import LayerNorm, RMSNorm
+from gpt.model.norms import NORMS
 from gpt.model.positions import LearnedPositions
 
 
@@ -42,10 +42,8 @@ def parameter_kinds(model: GPT) -> ParameterKinds:
                 kinds.vectors.append(module.bias)
         elif isinstance(module, nn.Embedding | LearnedPositions):
             kinds.tables.append(module.weight)
-        elif isinstance(module, LayerNorm):
-            kinds.vectors.extend([module.gamma, module.beta])
-        elif isinstance(module, RMSNorm):
-            kinds.vectors.append(module.gamma)
+        elif isinstance(module, tuple(NORMS.values())):
+            kinds.vectors.extend(module.parameters())
     covered = Counter([*kinds.matrices, *kinds.tables, *kinds.vectors])
     wrong = {name: covered[p] for name, p in model.named_parameters() if covered[p] != 1}
     assert not wrong, f"parameters with another number of optimiser rules than one: {wrong}"

@@ -1,6 +1,5 @@
 """What a run tells its user: a moving bar on a terminal, plain lines elsewhere."""
 
-import math
 import os
 import sys
 
@@ -30,7 +29,8 @@ class Progress:
         self.bar: tqdm | None = None
         if sys.stderr.isatty() and not quiet:
             self.bar = tqdm(total=steps, initial=first_step, unit="step", dynamic_ncols=True)
-        self.val_loss = math.nan
+        self.val_loss: float | None = None
+        self.part = 20 * first_step // steps
 
     def say(self, text: str = "") -> None:
         """The function above, unless the run is quiet."""
@@ -41,11 +41,14 @@ class Progress:
         """Move the bar to the step, or print a line every 20th part of the run."""
         loss, speed = values["loss/train"], values["speed/chars_per_second"]
         if self.bar is None:
-            if step % max(1, self.steps // 20) == 0 or step == 1:
+            part = 20 * step // self.steps
+            if part > self.part or step == 1:
                 self.say(f"step {step:>6}  train {loss:.4f}  {speed:>8,.0f} characters/s")
+            self.part = part
             return
+        val = "" if self.val_loss is None else f"val {self.val_loss:.3f}, "
         self.bar.set_postfix_str(
-            f"train {loss:.3f}, val {self.val_loss:.3f}, {speed / 1000:.0f}k chars/s", refresh=False
+            f"train {loss:.3f}, {val}{speed / 1000:.1f}k characters/s", refresh=False
         )
         self.bar.update(step - self.bar.n)
 
@@ -55,7 +58,10 @@ class Progress:
             self.val_loss = loss
             self.say(f"step {step:>6}  validation {loss:.4f}{'  (best)' if best else ''}")
 
-    def close(self) -> None:
+    def __enter__(self) -> "Progress":
+        return self
+
+    def __exit__(self, *_: object) -> None:
         """Leave the bar where it is and give the line back."""
         if self.bar is not None:
             self.bar.close()

@@ -17,7 +17,9 @@ class StopSignals:
         self.received = 0
 
     def __enter__(self) -> "StopSignals":
-        self.before = {number: signal.signal(number, self._remember) for number in self.numbers}
+        # What was ignored (nohup, a background job of a script) stays ignored.
+        heard = [n for n in self.numbers if signal.getsignal(n) is not signal.SIG_IGN]
+        self.before = {number: signal.signal(number, self._remember) for number in heard}
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -26,5 +28,5 @@ class StopSignals:
 
     def _remember(self, number: int, _frame: FrameType | None) -> None:
         self.received = number
-        for other in self.numbers:
+        for other in self.before:
             signal.signal(other, signal.SIG_DFL)

@@ -2,7 +2,8 @@
 
 grad_norm/block_00      norm of the block's gradient, before clipping
 update_ratio/block_00   |W after - W before| / |W before| of the step
-stream_rms/block_00     root mean square of the stream that leaves the block
+stream_rms/block_00     root mean square of the stream that leaves the block, after the step, on the
+                        first windows of its batch
 """
 
 from collections.abc import Sequence
@@ -10,7 +11,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from gpt.model.gpt import GPT
+from gpt.model.gpt import GPT, evaluating
+
+WINDOWS = 4
+"""Of the batch, whose stream is measured: enough for a root mean square, and cheap."""
 
 
 class Watch:
@@ -27,7 +31,7 @@ class Watch:
     def values(self, inputs: Tensor) -> dict[str, float]:
         """The tags above, for every block. ``inputs``: ids ``(B, T)`` of the step."""
         values = {}
-        streams = stream_rms(self.model, inputs[:4])
+        streams = stream_rms(self.model, inputs[:WINDOWS])
         for i, block in enumerate(self.model.blocks):
             after = [p.detach() for p in block.parameters()]
             moved = _norm(torch._foreach_sub(after, self.before[i]))
@@ -37,7 +41,6 @@ class Watch:
         return values
 
 
-@torch.no_grad()
 def stream_rms(model: GPT, inputs: Tensor) -> list[float]:
     """``sqrt(mean(x^2))`` of the residual stream after each block; draws no random number."""
     found: list[float] = []
@@ -46,12 +49,10 @@ def stream_rms(model: GPT, inputs: Tensor) -> list[float]:
         found.append(output.float().square().mean().sqrt().item())
 
     hooks = [block.register_forward_hook(record) for block in model.blocks]
-    was_training = model.training
-    model.eval()
     try:
-        model.forward(inputs)  # not model(...): a compiled call would not see the hooks
+        with evaluating(model):
+            model.forward(inputs)  # not model(...): a compiled call would not see the hooks
     finally:
-        model.train(was_training)
         for hook in hooks:
             hook.remove()
     return found

@@ -1,0 +1,58 @@
+"""Which skips fail where CI is set, and how many threads a worker has: small sessions of pytest."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import skips
+
+pytestmark = pytest.mark.slow
+
+HERE = Path(__file__).parent
+PASSED, FAILED = 0, 1
+
+
+def session(folder: Path, test: str, *options: str, **environment: str) -> int:
+    """The exit code of pytest for one file, with the conftest.py of this folder."""
+    for name in ("conftest.py", "skips.py"):
+        shutil.copy(HERE / name, folder)
+    (folder / "test_one.py").write_text(test, encoding="utf-8")
+    outer = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("CI", "OMP_NUM_THREADS") and not name.startswith("PYTEST")
+    }
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", "--rootdir", ".", "-p", "no:cacheprovider", *options],
+        cwd=folder, env=outer | environment, capture_output=True,
+    ).returncode  # fmt: skip
+
+
+def skipping(reason: str) -> str:
+    return f"import pytest\ndef test_it():\n    pytest.skip({reason!r})\n"
+
+
+@pytest.mark.parametrize("options", [(), ("-n", "1")], ids=["alone", "worker"])
+def test_what_is_not_installed_fails_in_ci_only(tmp_path, options):
+    test = skipping("no browser")
+    assert session(tmp_path, test, *options) == PASSED
+    assert session(tmp_path, test, *options, CI="true") == FAILED
+
+
+def test_a_missing_package_fails_in_ci_also_while_tests_are_collected(tmp_path):
+    test = "import pytest\npytest.importorskip('no_such_package')\ndef test_it(): pass\n"
+    assert session(tmp_path, test + "def test_other(): pass\n", CI="true") == FAILED
+
+
+@pytest.mark.parametrize("reason", sorted(skips.TOLERATED))
+def test_a_place_without_something_passes(tmp_path, reason):
+    assert session(tmp_path, skipping(reason), CI="true") == PASSED
+
+
+def test_a_worker_and_its_child_processes_use_one_thread(tmp_path):
+    test = "import os\ndef test_it(): assert os.environ.get('OMP_NUM_THREADS') == '1'\n"
+    assert session(tmp_path, test) == FAILED
+    assert session(tmp_path, test, "-n", "1") == PASSED

@@ -300,7 +300,7 @@ def test_a_whole_number_will_do_for_a_fraction(tmp_path):
 
 
 def test_a_number_in_quotes_is_refused_with_its_type(tmp_path):
-    with pytest.raises(UsageError, match=r"some\.toml.*learning_rate = '5e-5' is not of type float"):
+    with pytest.raises(UsageError, match="learning_rate = '5e-5' is not of type float"):
         read_toml([toml_file(tmp_path, 'learning_rate = "5e-5"')])
 
 

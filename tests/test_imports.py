@@ -35,7 +35,15 @@ RULES = {
     "gpt.corpus": SETTINGS | {"gpt.text"},
     # The rest of the package puts those together; the lab and other formats are above it.
     "gpt": BELOW
-    | {"gpt.training", "gpt.sampling", "gpt.commandline", "gpt.corpus", "gpt.run", "gpt.resuming", "gpt.runfolder"},
+    | {
+        "gpt.training",
+        "gpt.sampling",
+        "gpt.commandline",
+        "gpt.corpus",
+        "gpt.run",
+        "gpt.resuming",
+        "gpt.runfolder",
+    },
     "gpt.lab": {"gpt"},
     "gpt.interop": {"gpt"},
 }

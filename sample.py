@@ -9,8 +9,8 @@ from gpt.sampling.options import SampleCommand
 def main() -> None:
     command = parse(SampleCommand, sys.argv[1:], SampleCommand())
     # Heavy imports follow one by one, so that wrong flags and prompts are answered first.
+    from gpt.runfolder import find_run
     from gpt.sampling.prompts import read_prompt
-    from gpt.sampling.runs import find_run
 
     run = find_run(command.run)
     prompt = read_prompt(command.output)

@@ -25,6 +25,9 @@ Optimizer = Literal["adamw", "muon"]
 Dtype = Literal["auto", "float32", "bfloat16"]
 Device = Literal["auto", "cpu", "cuda", "mps"]
 
+LARGEST_FIXED_TABLE = 2**26
+"""Numbers in a table of positions that is computed and not learned: a config alone allocates it."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
@@ -92,6 +95,13 @@ class ModelConfig:
             raise UsageError(
                 f"sinusoidal positions are sine and cosine pairs, and d_model = {self.d_model} "
                 "is odd; choose an even d_model"
+            )
+        table = self.context_length * self.d_model
+        if self.positions != "learned" and table > LARGEST_FIXED_TABLE:
+            raise UsageError(
+                f"context_length = {self.context_length:,} times d_model = {self.d_model:,} is "
+                f"more than {LARGEST_FIXED_TABLE:,}, the limit for {self.positions} positions; "
+                "choose a shorter context"
             )
         if self.activation == "swiglu" and self.feedforward_bias:
             raise UsageError("swiglu has no biases; drop feedforward_bias")

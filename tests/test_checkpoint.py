@@ -15,12 +15,12 @@ import gpt.training.checkpoint as module
 from gpt.config import ModelConfig, RunConfig, to_flat
 from gpt.errors import CheckpointError, DiskError, NonFiniteError
 from gpt.model.gpt import GPT
+from gpt.training.atomic import sweep
 from gpt.training.checkpoint import (
     load_checkpoint,
     restore,
     restore_optimisers,
     save_checkpoint,
-    sweep,
 )
 from gpt.training.optimisers import build_optimisers
 from gpt.training.schema import FORMAT_VERSION, expected_shapes

@@ -20,7 +20,7 @@ BELOW = SETTINGS | {"gpt.streams", "gpt.model", "gpt.text"}
 RULES = {
     "gpt.errors": set(),
     "gpt.streams": set(),
-    "gpt.runfolder": {"gpt.errors"},
+    "gpt.runfolder": {"gpt.errors", "gpt.checks"},
     "gpt.checks": {"gpt.errors"},
     "gpt.config": {"gpt.errors", "gpt.checks"},
     "gpt.config_files": {"gpt.errors", "gpt.config"},

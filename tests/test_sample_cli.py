@@ -19,9 +19,9 @@ from gpt.commandline import exit_code
 from gpt.config import RunConfig, to_flat
 from gpt.errors import CheckpointError, DiskError, UsageError
 from gpt.model.gpt import GPT
+from gpt.runfolder import find_run
 from gpt.sampling.options import OutputConfig
 from gpt.sampling.prompts import prepare, read_prompt
-from gpt.sampling.runs import find_run
 from gpt.text.tokenizer import CharTokenizer
 from gpt.training.checkpoint import save_checkpoint
 from gpt.writing import Output

@@ -23,7 +23,6 @@ from gpt.errors import CheckpointError, NonFiniteError
 from gpt.model.gpt import GPT
 from gpt.text.tokenizer import CharTokenizer
 from gpt.training.atomic import disk_errors, link_atomically, make_folder, write_atomically
-from gpt.training.atomic import sweep as sweep
 from gpt.training.integrity import non_finite, read_plain, tensors, verify_archive
 from gpt.training.schema import FORMAT_VERSION, NewerFormatError, WithoutDraws, check_state
 

@@ -29,8 +29,6 @@ from gpt.text.tokenizer import CharTokenizer
 from gpt.training.integrity import non_finite
 
 FORMAT_VERSION = 1
-# Of positions that no weight in the file pays for: 65,536 characters at d_model = 1024.
-LARGEST_FIXED_TABLE = 2**26
 
 _KINDS: dict[str, tuple[type, ...]] = {
     "format_version": (int,),
@@ -149,13 +147,7 @@ def _check_model(weights: dict[Any, Any], config: ModelConfig, vocab_size: int) 
         raise CheckpointError(f"in its model, {loose[0]!r} is not a tensor")
     wanted = sum(parameter_count(config, vocab_size).values())
     found = sum(value.numel() for value in weights.values())
-    fixed = 0 if config.positions == "learned" else config.context_length * config.d_model
     # Sizes first: shapes are only worked out, and differences listed, for about the right size.
-    if fixed > LARGEST_FIXED_TABLE:
-        raise CheckpointError(
-            f"its context_length = {config.context_length:,} at d_model = {config.d_model:,} is "
-            f"more than {LARGEST_FIXED_TABLE:,} numbers, the limit for {config.positions} positions"
-        )
     if config.n_layers > len(weights) or wanted > 2 * found:
         raise CheckpointError(
             f"its config describes {wanted:,} weights in {config.n_layers:,} layers, but it has "

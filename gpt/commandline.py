@@ -127,6 +127,9 @@ def parse(cls: type[T], argv: Sequence[str], default: T) -> T:
 
 def exit_code(main: Callable[[], int | None]) -> int:
     """Call a command; turn what a user can cause into one message and an exit code."""
+    # Idle OpenMP threads spin by default. Where anything else runs on the machine, the spinning
+    # makes two threads several times slower than one. Read when torch is imported.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # UTF-8 whatever the locale says
             stream.reconfigure(encoding="utf-8", errors="backslashreplace")

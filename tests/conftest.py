@@ -1,6 +1,8 @@
 """Puts tests/ on the import path (``helpers``, ``reference``), and allows few skips in CI."""
 
 import os
+import sys
+from collections.abc import Iterator
 
 import pytest
 import skips
@@ -23,3 +25,12 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     for reason in sorted(reasons - skips.TOLERATED):
         reporter.write_line(f"counts as failed where CI is set: skipped, {reason}", red=True)
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+@pytest.fixture(autouse=True)
+def _process_wide_settings_come_back() -> Iterator[None]:
+    """A run flushes denormals; the next test must not find that still so."""
+    yield
+    torch = sys.modules.get("torch")
+    if torch:
+        torch.set_flush_denormal(False)

@@ -71,7 +71,7 @@ def copy(tmp_path) -> Path:
         shutil.copy(ROOT / name, tmp_path)
     (tmp_path / "docs").mkdir()
     lines = (
-        f"{n} little ducks went out one day, over the hills and far away.\n" for n in range(999)
+        f"The {n} little ducks went out one day, over the hills and far away.\n" for n in range(999)
     )
     (tmp_path / "my.txt").write_text("".join(lines), encoding="utf-8")
     return tmp_path

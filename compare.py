@@ -35,12 +35,14 @@ def main() -> int:
     corpus = read_text(max(configs, key=lambda config: config.model.context_length))
     from gpt.lab.runs import Stopped, run_arms
     from gpt.lab.table import table
+    from gpt.training.machine import find_device
     from gpt.training.plan import caution
     from gpt.training.progress import say
 
     for line in corpus.notices:
         say(line)
     for arm, config in zip(arms, configs, strict=True):
+        find_device(config.machine.device)
         for line in caution(config):
             say(f"{arm.name}: {line}")
     out = (
@@ -48,7 +50,7 @@ def main() -> int:
         if command.out
         else new_folder("compare-" + run_name(command))
     )
-    seeds = [base.training.seed + k for k in range(command.seeds)]
+    seeds = range(base.training.seed, base.training.seed + command.seeds)
     outcomes = []
     stopped = 0
     try:
@@ -57,7 +59,8 @@ def main() -> int:
             say(f"{len(outcomes):>3} of {len(arms) * len(seeds)}  {outcome}")
     except Stopped as signal:
         stopped = signal.signal
-    say("\n".join(["", *table(outcomes)]) if outcomes else "stopped before a run ended")
+    finally:
+        say("\n".join(["", *table(outcomes)]) if outcomes else "no run ended")
     say("curves: " + shell_line("-m", "tensorboard.main", "--logdir", out))
     return 128 + stopped if stopped else 0
 

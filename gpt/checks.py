@@ -59,6 +59,12 @@ def at_least(name: str, value: float, low: int) -> None:
         raise UsageError(f"{name} = {value} is less than {low}; choose {low} or more")
 
 
+def at_most(name: str, value: float, high: float) -> None:
+    """Refuse a value above the bound."""
+    if value > high:
+        raise UsageError(f"{name} = {value} is more than {high}; choose {high} or less")
+
+
 _EXAMPLES = {
     int: "of type int, such as 4",
     float: "of type float, such as 0.1",

@@ -18,7 +18,7 @@ from typing import Annotated, Any, TypeVar
 
 import tyro
 
-from gpt.checks import at_least, nearest
+from gpt.checks import at_least, at_most, nearest
 from gpt.config import RunConfig, from_flat
 from gpt.config_files import read_toml
 from gpt.errors import UsageError
@@ -71,14 +71,14 @@ def parse_train(argv: Sequence[str], preset: Path) -> TrainCommand:
 
     Raises SystemExit (0 for --help, 2 for wrong usage) and UsageError for unusable files.
     """
-    words, given = _take(list(argv), "--config", ".toml")
+    words, given = _take(_not_empty(argv), "--config", ".toml")
     folder = _peek(words, "--resume")
     if folder:
         base = [Path(folder) / "config.toml"]
         if not base[0].is_file():
             raise UsageError(
-                f"--resume {folder}: it holds no config.toml, so it is not a run folder; "
-                "give a folder that train.py made"
+                f"--resume {folder}: there is no {base[0]}; give a folder that train.py made, or "
+                "put the settings of the run back into that file"
             )
     elif given:
         base = []
@@ -92,9 +92,10 @@ def parse_train(argv: Sequence[str], preset: Path) -> TrainCommand:
 
 def parse_compare(argv: Sequence[str]) -> CompareCommand:
     """The command line of ``compare.py run``. Raises as ``parse_train`` does."""
-    words, given = _take(list(argv), "--config", ".toml")
+    words, given = _take(_not_empty(argv), "--config", ".toml")
     command = _parse_run(CompareCommand, words, [], given)
     at_least("seeds", command.seeds, 1)
+    at_most("seeds", command.seeds, 1000)
     if not command.arms:
         raise UsageError("--arms names nothing to compare; try --arms pre post")
     if not command.text.val_fraction:
@@ -119,6 +120,8 @@ def parse(cls: type[T], argv: Sequence[str], default: T) -> T:
             raise UsageError(
                 f"unknown flag '--{flag[1]}'.{nearest(flag[1].replace('-', '_'), known)} See --help"
             )
+    if shutil.get_terminal_size().columns < 40:
+        os.environ["COLUMNS"] = "40"  # tyro cannot lay its help out in fewer
     return tyro.cli(
         cls, args=list(argv), default=default, config=(tyro.conf.OmitArgPrefixes,),
         use_underscores=True,
@@ -130,6 +133,10 @@ def exit_code(main: Callable[[], int | None]) -> int:
     # Idle OpenMP threads spin by default. Where anything else runs on the machine, the spinning
     # makes two threads several times slower than one. Read when torch is imported.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:  # the shell closed it: nobody listens, nobody speaks
+            mode = "r" if name == "stdin" else "w"
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # UTF-8 whatever the locale says
             stream.reconfigure(encoding="utf-8", errors="backslashreplace")
@@ -138,6 +145,11 @@ def exit_code(main: Callable[[], int | None]) -> int:
     except UsageError as error:
         print(f"error: {printable(str(error))}", file=sys.stderr)
         return error.exit_code
+    except (MemoryError, RuntimeError) as error:
+        if not isinstance(error, MemoryError) and "t allocate memory" not in str(error):
+            raise
+        print("error: out of memory; try smaller settings, or fewer at once", file=sys.stderr)
+        return UsageError.exit_code
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
@@ -150,7 +162,10 @@ def run_config(command: RunConfig) -> RunConfig:
     """The run alone, without what only the command knows, the path of its text made absolute."""
     text = command.text
     if text.text not in ("", "-"):
-        text = dataclasses.replace(text, text=str(Path(text.text).absolute()))
+        try:
+            text = dataclasses.replace(text, text=str(Path(text.text).absolute()))
+        except OSError as error:
+            raise UsageError("this folder has been deleted; change to another") from error
     return RunConfig(
         text=text, model=command.model, training=command.training, machine=command.machine
     )
@@ -166,13 +181,17 @@ def run_name(command: TrainCommand | CompareCommand) -> str:
 def shell_line(*words: str | Path) -> str:
     """The command as it can be pasted into a shell, python itself as it was started."""
     python = "python" if shutil.which("python") == sys.executable else _relative(sys.executable)
-    quoted = [python, *map(str, words)]
+    # A path that begins with a dash would be taken for a flag.
+    safe = [f"./{w}" if isinstance(w, Path) and str(w).startswith("-") else str(w) for w in words]
+    quoted = [python, *safe]
     return subprocess.list2cmdline(quoted) if os.name == "nt" else shlex.join(quoted)
 
 
 def _relative(path: str) -> str:
-    here = os.path.join(os.getcwd(), "")
-    return path.removeprefix(here)
+    try:
+        return path.removeprefix(os.path.join(os.getcwd(), ""))
+    except OSError:  # the working directory has been deleted
+        return path
 
 
 def _flags(default: Any) -> list[str]:
@@ -210,10 +229,19 @@ def _take(words: list[str], flag: str, ending: str) -> tuple[list[str], list[str
 
 
 def _peek(words: list[str], flag: str) -> str:
-    """The value that follows a flag, or an empty string."""
-    for i, word in enumerate(words):
+    """The value that follows a flag (the last one counts), or an empty string."""
+    value = ""
+    for word, following in zip(words, [*words[1:], ""], strict=False):
         if word == flag:
-            return (words[i + 1 :] or [""])[0]
-        if word.startswith(f"{flag}="):
-            return word.removeprefix(f"{flag}=")
-    return ""
+            value = following
+        elif word.startswith(f"{flag}="):
+            value = word.removeprefix(f"{flag}=")
+    return value
+
+
+def _not_empty(argv: Sequence[str]) -> list[str]:
+    """The words, none of which is empty: a script's variable that was not set is no choice."""
+    for word in argv:
+        if not word or re.fullmatch(r"--[A-Za-z][\w-]*=", word):
+            raise UsageError(f"{word or 'a word'!r} is empty; is a variable not set?")
+    return list(argv)

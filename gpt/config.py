@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from gpt.checks import at_least, check_type, check_types, fits, kinds_of, nearest
+from gpt.checks import at_least, at_most, check_type, check_types, fits, kinds_of, nearest
 from gpt.errors import UsageError
 
 NormPosition = Literal["pre", "post"]
@@ -198,6 +198,8 @@ class TrainingConfig:
         for name in ("sample_chars", "weight_decay", "grad_clip", "seed"):
             at_least(name, getattr(self, name), 0)
         at_least("warmup_steps", self.warmup_steps or 0, 0)
+        for name in ("learning_rate", "weight_decay", "grad_clip"):
+            at_most(name, getattr(self, name), 1e30)  # what float32 can still be multiplied with
         if self.learning_rate <= 0:
             raise UsageError(f"learning_rate = {self.learning_rate} is not above 0; try 0.001")
         if (self.warmup_steps or 0) > self.steps:
@@ -231,6 +233,7 @@ class ComputeConfig:
     def __post_init__(self) -> None:
         check_types(self)
         at_least("threads", self.threads, 0)
+        at_most("threads", self.threads, 1024)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -325,6 +328,8 @@ def coerced(values: dict[str, Any], source: str) -> dict[str, Any]:
     home = _home_of_fields()
     typed = {}
     for name, value in values.items():
+        if isinstance(value, dict):
+            raise UsageError(f"{source}: [{name}] is a section; settings stand without sections")
         if name not in home:
             raise UsageError(f"{source}: unknown field {name!r}.{nearest(name, home)}")
         hint = home[name][1]

@@ -7,6 +7,10 @@ from typing import Any
 
 from gpt.config import RunConfig, coerced, sections
 from gpt.errors import UsageError
+from gpt.text.opening import open_text
+
+LARGEST = 1_000_000
+"""Bytes of a config file: more is a mistake, or an attack."""
 
 
 def read_toml(paths: list[str | Path]) -> dict[str, Any]:
@@ -17,7 +21,13 @@ def read_toml(paths: list[str | Path]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for path in paths:
         try:
-            document = tomllib.loads(Path(path).read_bytes().decode("utf-8-sig"))
+            with open_text(str(path)) as file:
+                content = file.read(LARGEST + 1)
+            if len(content) > LARGEST:
+                raise UsageError(f"config {str(path)!r} is larger than {LARGEST} bytes; shorten it")
+            document = tomllib.loads(content.decode("utf-8-sig"))
+        except UsageError:
+            raise
         except OSError as error:
             raise UsageError(
                 f"cannot read config {str(path)!r}: {error.strerror}; the presets are in configs/"

@@ -20,6 +20,11 @@ def resume_point(
     """
     checkpoint = load_checkpoint(folder, prefer="newest", set_aside=True)
     notices = list(checkpoint.notices)
+    if config.training.steps < checkpoint.step:
+        raise UsageError(
+            f"steps = {config.training.steps}, but {checkpoint.step} are done already; give "
+            f"--steps {checkpoint.step} or more"
+        )
     for name, (old, new) in changed(from_flat(checkpoint.config), config).items():
         if hasattr(config.model, name) and name != "dropout":
             raise UsageError(

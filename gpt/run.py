@@ -26,7 +26,7 @@ from gpt.training.checkpoint import Checkpoint, restore_optimisers, save_checkpo
 from gpt.training.machine import compile_model, set_up
 from gpt.training.metrics import Metrics
 from gpt.training.optimisers import build_optimisers
-from gpt.training.plan import caution, describe, peak_flops, training_flops
+from gpt.training.plan import caution, check_memory, describe, peak_flops, training_flops
 from gpt.training.progress import Progress
 from gpt.training.signals import StopSignals
 
@@ -49,6 +49,8 @@ class Run:
     ) -> None:
         self.config, self.corpus = config, corpus
         self.machine = set_up(config.machine)
+        if self.machine.device.type == "cpu":
+            check_memory(config, corpus.tokenizer.vocab_size)
         self.model = GPT(config.model, corpus.tokenizer.vocab_size, config.training.seed)
         if checkpoint:
             self.model.load_state_dict(checkpoint.model)

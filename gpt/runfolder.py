@@ -1,6 +1,8 @@
 """Run folders: a new one for every run, one owner at a time, and the newest to write with."""
 
 import contextlib
+import errno
+import itertools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,7 +10,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from gpt.checks import nearest
-from gpt.errors import CheckpointError, FolderInUseError, UsageError
+from gpt.errors import CheckpointError, DiskError, FolderInUseError, UsageError
 
 RUNS = Path("runs")
 """Where runs are, unless --out says otherwise."""
@@ -17,32 +19,34 @@ RUNS = Path("runs")
 def new_folder(name: str, root: Path = RUNS) -> Path:
     """Make ``root/name-1``, or -2, -3, ...: the first that nobody has."""
     safe = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.") or "run"
-    number = 1
-    while True:
-        folder = root / f"{safe[:48]}-{number}"
-        try:
-            folder.mkdir(parents=True)
-            return folder
-        except FileExistsError:
-            number += 1
-        except OSError as error:
-            raise UsageError(
-                f"cannot make the run folder {folder}: {error.strerror}; choose another: --out DIR"
-            ) from error
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        for number in itertools.count(1):
+            folder = root / f"{safe[:48]}-{number}"
+            with contextlib.suppress(FileExistsError):
+                folder.mkdir()
+                return folder
+    except OSError as error:
+        raise _refusal(
+            error, f"cannot make a run folder in {root}: {error.strerror}; choose one: --out DIR"
+        ) from error
+    raise AssertionError("counting does not end")
 
 
 def refuse_used(folder: Path) -> None:
     """Raise UsageError when a new run would write over something in the folder."""
     try:
-        used = folder.exists() and any(folder.iterdir())
+        found = [path.name for path in folder.iterdir()] if folder.exists() else []
     except OSError as error:
         raise UsageError(
             f"cannot use --out {folder}: {error.strerror}; choose another folder"
         ) from error
-    if used:
+    if any(name != ".lock" for name in found):
+        begun = any(folder.glob("checkpoints/*.pt"))
+        other = f"go on with it: --resume {folder}" if begun else "delete it (it has no checkpoint)"
         raise UsageError(
             f"--out {folder} is not empty, and a run never writes over another; choose a new "
-            f"folder, or go on with it: --resume {folder}"
+            f"folder, or {other}"
         )
 
 
@@ -52,8 +56,8 @@ def given_folder(folder: Path) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UsageError(
-            f"cannot make --out {folder}: {error.strerror}; choose another folder"
+        raise _refusal(
+            error, f"cannot make --out {folder}: {error.strerror}; choose another folder"
         ) from error
     return folder
 
@@ -72,8 +76,9 @@ def owner(folder: Path) -> Iterator[Path]:
             f"{folder} is in use by another training run; wait for it, or choose another --out"
         ) from error
     except OSError as error:
-        raise UsageError(
-            f"cannot write in {folder}: {error.strerror}; make it writable, or choose another"
+        raise _refusal(
+            error,
+            f"cannot write in {folder}: {error.strerror}; make it writable, or choose another",
         ) from error
     try:
         yield folder
@@ -105,3 +110,9 @@ def find_run(run: str, runs: Path = RUNS) -> Path:
             "`python train.py` makes a run"
         )
     return Path(run)
+
+
+def _refusal(error: OSError, message: str) -> UsageError:
+    """The disk refuses (exit 6), or the path is wrong (exit 2)."""
+    disk = error.errno in (errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.EIO)
+    return (DiskError if disk else UsageError)(message)

@@ -139,7 +139,7 @@ class Writer:
         """Write the samples; return how many characters the model made."""
         wanted, n = self.command.output, self.command.output.n_samples
         sampling = dataclasses.replace(
-            self.command.sampling, seed=self.command.sampling.seed + turn
+            self.command.sampling, seed=(self.command.sampling.seed + turn) % 2**63
         )
         texts = [TextUntil(self.stops) for _ in range(n)]
         waiting = [[prompt.shown] for _ in range(n)]

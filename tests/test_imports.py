@@ -23,7 +23,7 @@ RULES = {
     "gpt.runfolder": {"gpt.errors", "gpt.checks"},
     "gpt.checks": {"gpt.errors"},
     "gpt.config": {"gpt.errors", "gpt.checks"},
-    "gpt.config_files": {"gpt.errors", "gpt.config"},
+    "gpt.config_files": {"gpt.errors", "gpt.config", "gpt.text.opening"},
     "gpt.text": {"gpt.errors", "gpt.text"},
     "gpt.model": {"gpt.errors", "gpt.streams"},  # leaves take numbers, not the config
     "gpt.model.block": {"gpt.errors", "gpt.config", *LEAVES},

@@ -1,6 +1,6 @@
 """Training every arm with every seed: same weights by name, same batches, same evaluation."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,7 +39,7 @@ class Stopped(Exception):  # noqa: N818 - not an error
 
 
 def run_arms(
-    arms: list[Arm], seeds: list[int], base: RunConfig, corpus: Corpus, out: Path
+    arms: list[Arm], seeds: Sequence[int], base: RunConfig, corpus: Corpus, out: Path
 ) -> Iterator[Outcome]:
     """One run folder an (arm, seed) below ``out``; the arms in turn within each seed.
 
@@ -51,7 +51,7 @@ def run_arms(
                 try:
                     result = Run(arm.config(base, seed), corpus).go(folder, quiet=True)
                 except NonFiniteError as error:
-                    yield Outcome(arm.name, seed, failure=str(error))
+                    yield Outcome(arm.name, seed, failure=f"failed: {str(error).split(',')[0]}")
                     continue
             if result.signal:
                 raise Stopped(result.signal)

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from gpt.checks import at_least, check_types
+from gpt.checks import at_least, at_most, check_types
 from gpt.config import ComputeConfig
 from gpt.errors import UsageError
 
@@ -76,6 +76,7 @@ class OutputConfig:
     def __post_init__(self) -> None:
         at_least("n_chars", self.n_chars, 0)
         at_least("n_samples", self.n_samples, 1)
+        at_most("n_samples", self.n_samples, 4096)
         if "" in self.stop:
             raise UsageError("an empty stop text would end every sample at once; leave --stop out")
         if self.prompt and self.prompt_file:

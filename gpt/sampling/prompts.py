@@ -1,14 +1,13 @@
 """From what the user gives to what the model reads: files, encodings, unknown characters."""
 
 import os
-import sys
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
 from gpt.errors import UsageError
 from gpt.sampling.options import OutputConfig
+from gpt.text.opening import open_text
 from gpt.text.tokenizer import CharTokenizer
 
 
@@ -27,7 +26,8 @@ def read_prompt(output: OutputConfig) -> str:
     if not name:
         return from_argument(output.prompt)
     try:
-        data = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
+        with open_text(name) as file:
+            data = file.read()
     except OSError as error:
         raise UsageError(f"cannot read the prompt file {name!r}: {error.strerror}") from error
     try:

@@ -155,17 +155,30 @@ def restore_optimisers(checkpoint: Checkpoint, optimisers: Sequence[torch.optim.
         )
 
 
+# What each optimiser remembers of a parameter, in tensors of its shape; "step" is one number.
+_MEMORY = {
+    torch.optim.AdamW: {"step", "exp_avg", "exp_avg_sq"},
+    torch.optim.Muon: {"momentum_buffer"},
+}
+
+
 def _fits(saved: dict[str, Any], optimiser: torch.optim.Optimizer) -> bool:
+    """Whether torch can go on with the saved memory: its kernels trust every shape and dtype."""
     groups = [len(group["params"]) for group in saved["param_groups"]]
     if groups != [len(group["params"]) for group in optimiser.param_groups]:
         return False
     parameters = [p for group in optimiser.param_groups for p in group["params"]]
-    return all(
-        value.shape in (parameters[number].shape, torch.Size())
-        for number, entries in saved["state"].items()
-        for value in entries.values()
-        if isinstance(value, Tensor)
-    )
+    memory = _MEMORY[type(optimiser)]
+    for number, entries in saved["state"].items():
+        if entries.keys() != memory:
+            return False
+        for name, value in entries.items():
+            shape = torch.Size() if name == "step" else parameters[number].shape
+            if not isinstance(value, Tensor) or value.shape != shape:
+                return False
+            if value.dtype != torch.float32 or (name == "step" and value < 0):
+                return False
+    return True
 
 
 def _read(path: Path, notices: tuple[str, ...] = ()) -> Checkpoint:

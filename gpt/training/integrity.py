@@ -30,6 +30,9 @@ def read_plain(path: Path) -> dict[str, Any]:
     with path.open("rb") as file:
         n_bytes = check_archive(file)
         file.seek(0)
+        if file.read(4) != b"PK\x03\x04":  # torch would take it for one of its old formats
+            raise CheckpointError("it does not begin as a file of torch.save")
+        file.seek(0)
         try:
             data = torch.load(file, map_location="cpu", weights_only=True)
         except OSError:

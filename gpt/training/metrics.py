@@ -9,6 +9,7 @@ One run is one folder for TensorBoard and each curve one tag, so two runs side b
 import contextlib
 import json
 import math
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -39,6 +40,7 @@ class Metrics:
             again = path.exists()
             if again:
                 _cut(path, first_step)
+                _cut_samples(folder / "samples.txt", first_step)
             self._lines = path.open("a", encoding="utf-8", newline="\n")
             self._open.append(self._lines)
             self._board = SummaryWriter(str(folder), purge_step=first_step if again else None)
@@ -98,7 +100,7 @@ class Metrics:
         """Yields whether to write; the first OSError of a body ends the logging."""
         try:
             yield not self.failed
-        except (OSError, DiskError) as error:
+        except (OSError, DiskError, UnicodeError) as error:  # TensorBoard wants UTF-8 paths
             self.failed = str(error)
             print(
                 f"warning: the curves are not written from here on ({printable(self.failed)}); "
@@ -109,6 +111,16 @@ class Metrics:
             while self._open:
                 with contextlib.suppress(OSError):
                     self._open.pop().close()
+
+
+def _cut_samples(path: Path, first_step: int) -> None:
+    """Drop the samples of ``first_step`` and later ones."""
+    if path.exists():
+        text = path.read_bytes()
+        headings = re.finditer(rb"^--- step (\d+) ---$", text, re.MULTILINE)
+        ends = [heading.start() for heading in headings if int(heading[1]) >= first_step]
+        if ends:
+            write_atomically(path, lambda file: file.write(text[: ends[0]]))
 
 
 def read_metrics(folder: Path) -> dict[str, list[tuple[int, float]]]:

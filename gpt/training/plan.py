@@ -4,6 +4,7 @@ Everything is computed from the config and the text, except the machine's speed,
 """
 
 import math
+import os
 import statistics
 import textwrap
 import time
@@ -12,6 +13,7 @@ from typing import Any
 import torch
 
 from gpt.config import RunConfig
+from gpt.errors import UsageError
 from gpt.model.count import flops_per_character, kind_count, parameter_count
 from gpt.text.reading import Corpus
 
@@ -141,6 +143,24 @@ def memory(config: RunConfig, vocab_size: int) -> dict[str, int]:
         "optimiser": 4 * state,
         "activations": 4 * characters * (model.n_layers * kept + 3 * vocab_size),
     }
+
+
+def check_memory(config: RunConfig, vocab_size: int) -> None:
+    """Raise UsageError for a run on the CPU that needs more memory than the machine has.
+
+    Silent where the system does not say how much that is.
+    """
+    windows = 8 * config.training.batch_size * config.training.grad_accumulation
+    needed = sum(memory(config, vocab_size).values()) + windows
+    try:
+        present = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return
+    if needed > present:
+        raise UsageError(
+            f"the run needs about {_short(needed, 'B')} of memory, and the machine has "
+            f"{_short(present, 'B')}; try a smaller batch_size, d_model, n_layers or context_length"
+        )
 
 
 def peak_flops(device: torch.device, dtype: torch.dtype) -> float:

@@ -89,7 +89,7 @@ def test_flags_work_with_hyphens_too(preset):
         (["--block", "8"], ["--block"]),
         (["--config", "a.tml"], ["--config", ".toml", "a.tml"]),
         (["--config"], [".toml", "nothing follows it"]),
-        (["--config", "absent.toml"], ["absent.toml", "No such file"]),
+        (["--config", "absent.toml"], ["absent.toml", "there is no file"]),
         (["--resume", "nowhere"], ["nowhere", "config.toml"]),
         (["--warmup_steps", "12", "--steps", "5"], ["warmup_steps = 12", "steps = 5"]),
     ],

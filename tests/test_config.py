@@ -335,9 +335,9 @@ def test_a_file_that_is_no_toml_is_refused_by_name(tmp_path, content):
 
 
 def test_a_file_that_cannot_be_read_is_refused_by_name_with_the_reason(tmp_path):
-    with pytest.raises(UsageError, match=r"missing\.toml.*No such file"):
+    with pytest.raises(UsageError, match=r"there is no file .*missing\.toml"):
         read_toml([tmp_path / "missing.toml"])
-    with pytest.raises(UsageError, match=r"cannot read config .*directory"):
+    with pytest.raises(UsageError, match="is a folder"):
         read_toml([tmp_path])
 
 

@@ -207,7 +207,7 @@ def test_a_used_out_folder_is_refused_and_stays_as_it_is(tmp_path):
     (tmp_path / "out").mkdir()
     assert given_folder(tmp_path / "out") == tmp_path / "out"
     (tmp_path / "out" / "mine").write_text("kept", encoding="utf-8")
-    with pytest.raises(UsageError, match="--resume"):
+    with pytest.raises(UsageError, match="is not empty"):
         given_folder(tmp_path / "out")
     assert [p.name for p in (tmp_path / "out").iterdir()] == ["mine"]
     with pytest.raises(UsageError, match=r"cannot (use|make) --out"):

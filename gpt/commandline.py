@@ -130,9 +130,9 @@ def parse(cls: type[T], argv: Sequence[str], default: T) -> T:
 
 def exit_code(main: Callable[[], int | None]) -> int:
     """Call a command; turn what a user can cause into one message and an exit code."""
-    # Idle OpenMP threads spin by default. Where anything else runs on the machine, the spinning
-    # makes two threads several times slower than one. Read when torch is imported.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # Idle OpenMP threads spin for milliseconds by default. Where anything else runs on the machine,
+    # that makes two threads slower than one. Read when torch is imported.
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     for name in ("stdin", "stdout", "stderr"):
         if getattr(sys, name) is None:  # the shell closed it: nobody listens, nobody speaks
             mode = "r" if name == "stdin" else "w"

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+import skips
 import torch
 
 from gpt.training.checkpoint import load_checkpoint
@@ -101,7 +102,7 @@ def test_what_a_user_can_get_wrong_is_one_message_and_leaves_no_folder(
     tmp_path, content, flags, needles
 ):
     if "cuda" in flags and torch.cuda.is_available():
-        pytest.skip("this machine has a GPU")
+        pytest.skip(skips.A_GPU)
     path = tmp_path / "t.txt"
     path.write_bytes(content)
     ended = script("train.py", path, *TINY, "--steps", 2, "--out", tmp_path / "out", *flags)

@@ -113,13 +113,12 @@ def parse(cls: type[T], argv: Sequence[str], default: T) -> T:
 
     Raises SystemExit: 0 after --help, 2 after a message that names the wrong word.
     """
-    known = {"help", *_flags(default)}
+    known = {f"--{name}" for name in ("help", *_flags(default))}
     for word in argv:
-        flag = re.match(r"--([A-Za-z][\w-]*)(=|$)", word)
-        if flag and flag[1].replace("-", "_") not in known:
-            raise UsageError(
-                f"unknown flag '--{flag[1]}'.{nearest(flag[1].replace('-', '_'), known)} See --help"
-            )
+        flag = re.match(r"(--[A-Za-z][\w-]*)(=|$)", word)
+        written = "--" + flag[1][2:].replace("-", "_") if flag else ""
+        if flag and written not in known:
+            raise UsageError(f"unknown flag {flag[1]!r}.{nearest(written, known)} See --help")
     if shutil.get_terminal_size().columns < 40:
         os.environ["COLUMNS"] = "40"  # tyro cannot lay its help out in fewer
     return tyro.cli(

@@ -29,9 +29,10 @@ LARGEST_FIXED_TABLE = 2**26
 """Numbers in a table of positions that is computed and not learned: a config alone allocates it."""
 
 
+# The defaults of the model are the block of the teaching texts, four times.
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """The transformer. The defaults are the block of the teaching texts, four times."""
+    """The transformer."""
 
     d_model: int = 128
     """Width of the residual stream."""

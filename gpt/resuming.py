@@ -19,7 +19,9 @@ def resume_point(
     this config asks.
     """
     checkpoint = load_checkpoint(folder, prefer="newest", set_aside=True)
-    notices = list(checkpoint.notices)
+    notices = [*checkpoint.notices, f"resumed at step {checkpoint.step}"]
+    if checkpoint.step == config.training.steps:
+        notices.append(f"nothing is left to do; --steps {2 * checkpoint.step} would add as many")
     if config.training.steps < checkpoint.step:
         raise UsageError(
             f"steps = {config.training.steps}, but {checkpoint.step} are done already; give "

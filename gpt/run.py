@@ -129,6 +129,7 @@ class Keeper:
             self._sample(step)
 
     def stopped(self, step: int) -> None:
+        self.progress.say(f"stopping after step {step}; saving")
         self.metrics.flush()
         self._save(step, False)
 

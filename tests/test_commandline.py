@@ -85,7 +85,7 @@ def test_flags_work_with_hyphens_too(preset):
     ("words", "needles"),
     [
         (["--blok_size", "8"], ["--blok_size", "Did you mean"]),
-        (["--n_layer", "8"], ["--n_layer", "Did you mean 'n_layers'"]),
+        (["--n_layer", "8"], ["--n_layer", "Did you mean '--n_layers'"]),
         (["--block", "8"], ["--block"]),
         (["--config", "a.tml"], ["--config", ".toml", "a.tml"]),
         (["--config"], [".toml", "nothing follows it"]),

@@ -52,7 +52,7 @@ def test_a_run_without_validation_says_so():
 def test_steps_are_told_in_characters_and_in_passes_over_the_training_text():
     settings = {"batch_size": 5, "context_length": 40, "grad_accumulation": 3, "steps": 1500}
     text = described(settings)
-    assert "1,500 of 600 characters (3 x 5 windows of 40)" in text
+    assert "1,500, each of 600 characters (3 x 5 windows of 40)" in text
     assert "10.0 passes over the training text" in text
 
 

@@ -65,7 +65,7 @@ def describe(config: RunConfig, corpus: Corpus, machine: dict[str, Any]) -> list
         *_line("decay", decay),
         *_line(
             "steps",
-            f"{training.steps:,} of {step:,} characters ({windows}): "
+            f"{training.steps:,}, each of {step:,} characters ({windows}): "
             f"{training.steps * step / len(corpus.train):,.1f} passes over the training text",
         ),
         *_line(

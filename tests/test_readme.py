@@ -144,3 +144,7 @@ def serve(line: str, folder: Path) -> None:
         finally:
             server.terminate()
             server.wait()
+
+
+def test_no_placeholder_is_left():
+    assert "@@" not in README

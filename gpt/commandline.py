@@ -33,7 +33,7 @@ Files = Annotated[tuple[str, ...], tyro.conf.arg(metavar="FILE.toml ...")]
 class TrainCommand(RunConfig):
     """Train a character-level GPT on a text file.
 
-    Without flags: the preset configs/default.toml, useful on two CPU cores in two to three minutes.
+    Without flags: the preset configs/default.toml, useful on two CPU cores in about two minutes.
     """
 
     config: Files = ()

@@ -4,7 +4,6 @@ import sys
 from pathlib import Path
 
 from gpt.commandline import exit_code, parse_train, run_config, run_name, shell_line
-from gpt.runfolder import given_folder, new_folder, owner, refuse_used
 
 HERE = Path(__file__).parent
 
@@ -13,6 +12,8 @@ def main() -> int:
     command = parse_train(sys.argv[1:], preset=HERE / "configs" / "default.toml")
     config = run_config(command)
     # Heavy imports follow one by one, so that wrong flags and unusable texts are answered first.
+    from gpt.runfolder import given_folder, new_folder, owner, refuse_used
+
     if command.resume:
         with owner(Path(command.resume)) as folder:
             from gpt.resuming import resume_point

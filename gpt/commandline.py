@@ -181,7 +181,11 @@ def shell_line(*words: str | Path) -> str:
     """The command as it can be pasted into a shell, python itself as it was started."""
     python = "python" if shutil.which("python") == sys.executable else _relative(sys.executable)
     # A path that begins with a dash would be taken for a flag.
-    safe = [f"./{w}" if isinstance(w, Path) and str(w).startswith("-") else str(w) for w in words]
+    shown = [_relative(str(w)) if isinstance(w, Path) else w for w in words]
+    safe = [
+        f"./{w}" if isinstance(p, Path) and w.startswith("-") else w
+        for p, w in zip(words, shown, strict=True)
+    ]
     quoted = [python, *safe]
     return subprocess.list2cmdline(quoted) if os.name == "nt" else shlex.join(quoted)
 

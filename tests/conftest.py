@@ -1,9 +1,10 @@
-"""Puts tests/ on the import path (``helpers``, ``reference``), and allows few skips in CI."""
+"""Imports from tests/ work, few skips are allowed in CI, injected faults are counted."""
 
 import os
 import sys
 from collections.abc import Iterator
 
+import faultcount
 import pytest
 import skips
 
@@ -34,3 +35,17 @@ def _process_wide_settings_come_back() -> Iterator[None]:
     torch = sys.modules.get("torch")
     if torch:
         torch.set_flush_denormal(False)
+
+
+@pytest.fixture
+def faults(record_property) -> Iterator[faultcount.Faults]:
+    """Counts the faults that a test injects; see ``faultcount``."""
+    counted = faultcount.Faults()
+    yield counted
+    record_property(faultcount.KEY, counted.record())
+
+
+def pytest_terminal_summary(terminalreporter) -> None:
+    reports = [report for reports in terminalreporter.stats.values() for report in reports]
+    for line in faultcount.table(r for r in reports if getattr(r, "when", "") == "teardown"):
+        terminalreporter.write_line(line)

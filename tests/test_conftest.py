@@ -17,7 +17,15 @@ PASSED, FAILED = 0, 1
 
 def session(folder: Path, test: str, *options: str, **environment: str) -> int:
     """The exit code of pytest for one file, with the conftest.py of this folder."""
-    for name in ("conftest.py", "skips.py"):
+    return run(folder, test, *options, **environment).returncode
+
+
+def output(folder: Path, test: str, *options: str) -> str:
+    return run(folder, test, *options).stdout
+
+
+def run(folder: Path, test: str, *options: str, **environment: str) -> subprocess.CompletedProcess:
+    for name in ("conftest.py", "skips.py", "faultcount.py"):
         shutil.copy(HERE / name, folder)
     (folder / "test_one.py").write_text(test, encoding="utf-8")
     outer = {
@@ -27,8 +35,8 @@ def session(folder: Path, test: str, *options: str, **environment: str) -> int:
     }
     return subprocess.run(
         [sys.executable, "-m", "pytest", "--rootdir", ".", "-p", "no:cacheprovider", *options],
-        cwd=folder, env=outer | environment, capture_output=True,
-    ).returncode  # fmt: skip
+        cwd=folder, env=outer | environment, capture_output=True, text=True,
+    )  # fmt: skip
 
 
 def skipping(reason: str) -> str:
@@ -56,3 +64,18 @@ def test_a_worker_and_its_child_processes_use_one_thread(tmp_path):
     test = "import os\ndef test_it(): assert os.environ.get('OMP_NUM_THREADS') == '1'\n"
     assert session(tmp_path, test) == FAILED
     assert session(tmp_path, test, "-n", "1") == PASSED
+
+
+@pytest.mark.parametrize("options", [(), ("-n", "2")], ids=["alone", "workers"])
+def test_faults_are_counted_over_all_tests_and_a_failed_check_is_a_loss(tmp_path, options):
+    test = (
+        "import pytest\n"
+        "@pytest.mark.parametrize('last', [3, 5])\n"
+        "def test_it(faults, last):\n"
+        "    for i in range(4):\n"
+        "        with faults('a flipped bit'):\n"
+        "            assert i < last\n"
+    )
+    lines = output(tmp_path, test, *options).splitlines()
+    assert ["a", "flipped", "bit", "8", "7", "1"] in [line.split() for line in lines]
+    assert ["all", "8", "7", "1"] in [line.split() for line in lines]

@@ -3,15 +3,18 @@
 import sys
 from pathlib import Path
 
-from gpt.checks import nearest
-from gpt.commandline import exit_code, parse_compare, run_config, run_name, shell_line
 from gpt.errors import UsageError
+from gpt.exits import exit_code
 
 USAGE = """usage: compare.py run [TEXT] [--arms ARM ...] [--seeds N] [--out DIR] [settings]
 train every arm with every seed and print a table; all settings: compare.py run --help"""
 
 
 def main() -> int:
+    # Imports follow one by one: Ctrl-C, wrong flags and unusable texts are answered at once.
+    from gpt.checks import nearest
+    from gpt.commandline import parse_compare, run_config, run_name, shell_line
+
     subcommand, *words = sys.argv[1:] or ["--help"]
     if subcommand in ("-h", "--help"):
         print(USAGE)
@@ -22,7 +25,6 @@ def main() -> int:
         )
     command = parse_compare(words)
     base = run_config(command)
-    # Heavy imports follow one by one, so that wrong flags and unusable texts are answered first.
     from gpt.lab.arms import parse_arms
     from gpt.runfolder import given_folder, new_folder, refuse_used
 

@@ -2,13 +2,15 @@
 
 import sys
 
-from gpt.commandline import exit_code, parse
-from gpt.sampling.options import SampleCommand
+from gpt.exits import exit_code
 
 
 def main() -> None:
+    # Imports follow one by one: Ctrl-C, wrong flags and prompts are answered at once.
+    from gpt.commandline import parse
+    from gpt.sampling.options import SampleCommand
+
     command = parse(SampleCommand, sys.argv[1:], SampleCommand())
-    # Heavy imports follow one by one, so that wrong flags and prompts are answered first.
     from gpt.runfolder import find_run
     from gpt.sampling.prompts import read_prompt
 

@@ -3,15 +3,17 @@
 import sys
 from pathlib import Path
 
-from gpt.commandline import exit_code, parse_train, run_config, run_name, shell_line
+from gpt.exits import exit_code
 
 HERE = Path(__file__).parent
 
 
 def main() -> int:
+    # Imports follow one by one: Ctrl-C, wrong flags and unusable texts are answered at once.
+    from gpt.commandline import parse_train, run_config, run_name
+
     command = parse_train(sys.argv[1:], preset=HERE / "configs" / "default.toml")
     config = run_config(command)
-    # Heavy imports follow one by one, so that wrong flags and unusable texts are answered first.
     from gpt.runfolder import given_folder, new_folder, owner, refuse_used
 
     if command.resume:
@@ -38,17 +40,21 @@ def main() -> int:
 
 def farewell(result, config, folder: Path) -> int:
     """Say how the run ended and what can be done with it; return the exit code."""
-    from gpt.training.progress import say
+    from gpt.commandline import shell_line
+    from gpt.training.progress import say, warn
 
     say(f"{result.steps} of {config.training.steps} steps done in {folder}")
     if result.best:
         say(f"best validation loss {result.best['loss']:.4f} at step {result.best['step']}")
-    if result.steps < config.training.steps:
+    stopped = result.steps < config.training.steps
+    if stopped:
         say("go on:  " + shell_line(HERE / "train.py", "--resume", folder))
-        return 128 + result.signal
-    say("write:  " + shell_line(HERE / "sample.py", folder))
-    say("curves: " + shell_line("-m", "tensorboard.main", "--logdir", folder.parent))
-    return 0
+    else:
+        say("write:  " + shell_line(HERE / "sample.py", folder))
+        say("curves: " + shell_line("-m", "tensorboard.main", "--logdir", folder.parent))
+    if result.unlogged:
+        warn(f"the curves are not complete ({result.unlogged}); the checkpoints are")
+    return 128 + result.signal if stopped else 0
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
 
 from gpt.training.checkpoint import load_checkpoint
-from gpt.training.metrics import read_metrics
+from gpt.training.curves import read_metrics
 
 ROOT = Path(__file__).resolve().parents[1]
 FIRST_SEED = 1337  # the default of train.py

@@ -1,17 +1,16 @@
-"""Flags and files -> config, and errors -> exit codes. Nothing here imports torch.
+"""Flags and files -> config. Nothing here imports torch.
 
 Values come from the dataclass defaults, then TOML files from left to right, then flags.
 """
 
 import dataclasses
-import io
 import os
 import re
 import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -22,7 +21,6 @@ from gpt.checks import at_least, at_most, nearest
 from gpt.config import RunConfig, from_flat
 from gpt.config_files import read_toml
 from gpt.errors import UsageError
-from gpt.text.printable import printable
 
 T = TypeVar("T")
 
@@ -125,36 +123,6 @@ def parse(cls: type[T], argv: Sequence[str], default: T) -> T:
         cls, args=list(argv), default=default, config=(tyro.conf.OmitArgPrefixes,),
         use_underscores=True,
     )  # fmt: skip
-
-
-def exit_code(main: Callable[[], int | None]) -> int:
-    """Call a command; turn what a user can cause into one message and an exit code."""
-    # Idle OpenMP threads spin for milliseconds by default. Where anything else runs on the machine,
-    # that makes two threads slower than one. Read when torch is imported.
-    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
-    for name in ("stdin", "stdout", "stderr"):
-        if getattr(sys, name) is None:  # the shell closed it: nobody listens, nobody speaks
-            mode = "r" if name == "stdin" else "w"
-            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # UTF-8 whatever the locale says
-            stream.reconfigure(encoding="utf-8", errors="backslashreplace")
-    try:
-        return main() or 0
-    except UsageError as error:
-        print(f"error: {printable(str(error))}", file=sys.stderr)
-        return error.exit_code
-    except (MemoryError, RuntimeError) as error:
-        if not isinstance(error, MemoryError) and "t allocate memory" not in str(error):
-            raise
-        print("error: out of memory; try smaller settings, or fewer at once", file=sys.stderr)
-        return UsageError.exit_code
-    except KeyboardInterrupt:
-        return 130
-    except BrokenPipeError:
-        # The reader of our output is gone (| head); keep Python's last flush from complaining.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
 
 
 def run_config(command: RunConfig) -> RunConfig:

@@ -1,7 +1,7 @@
 """What a user can cause, each with the exit code of the command that meets it.
 
 Every message says three things: the value, the rule it breaks, and what to do.
-``gpt.commandline.run`` prints it on stderr without a traceback and exits with the code.
+``gpt.exits.exit_code`` prints it on stderr without a traceback and exits with the code.
 """
 
 

@@ -15,6 +15,7 @@ import torch
 
 from gpt.config import RunConfig, to_flat
 from gpt.config_files import write_toml
+from gpt.errors import DiskError
 from gpt.model.gpt import GPT
 from gpt.resuming import inexact
 from gpt.sampling.generate import generate
@@ -22,23 +23,42 @@ from gpt.sampling.prompts import prepare
 from gpt.text.reading import Corpus
 from gpt.training import loop
 from gpt.training.atomic import sweep, write_atomically
-from gpt.training.checkpoint import Checkpoint, restore_optimisers, save_checkpoint
+from gpt.training.checkpoint import (
+    Checkpoint,
+    name_best_again,
+    restore_optimisers,
+    save_checkpoint,
+)
 from gpt.training.machine import compile_model, set_up
 from gpt.training.metrics import Metrics
 from gpt.training.optimisers import build_optimisers
-from gpt.training.plan import caution, check_memory, describe, peak_flops, training_flops
-from gpt.training.progress import Progress
-from gpt.training.signals import StopSignals
+from gpt.training.plan import (
+    caution,
+    check_disk,
+    check_memory,
+    describe,
+    peak_flops,
+    training_flops,
+)
+from gpt.training.progress import Progress, warn
+from gpt.training.signals import Signals
+
+MOST_FAILED_SAVES = 3
+"""In a row; then the run ends, because more work would only be lost."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """How a run ended: updates done, losses in nats per character, the signal that ended it."""
+    """How a run ended: updates done, losses in nats per character, the signal that ended it.
+
+    ``unlogged`` says why the curves are not complete, if they are not.
+    """
 
     steps: int
     val_loss: float | None
     best: dict[str, Any] | None
     signal: int
+    unlogged: str
 
 
 class Run:
@@ -47,7 +67,7 @@ class Run:
     def __init__(
         self, config: RunConfig, corpus: Corpus, checkpoint: Checkpoint | None = None
     ) -> None:
-        self.config, self.corpus = config, corpus
+        self.config, self.corpus, self.checkpoint = config, corpus, checkpoint
         self.machine = set_up(config.machine)
         if self.machine.device.type == "cpu":
             check_memory(config, corpus.tokenizer.vocab_size)
@@ -68,13 +88,16 @@ class Run:
 
         Raises what gpt.errors names.
         """
-        sweep(folder / "checkpoints")
-        settings = write_toml(self.config)
-        write_atomically(folder / "config.toml", lambda file: file.write(settings.encode()))
+        for place in (folder, folder / "checkpoints"):
+            sweep(place)
+        check_disk(folder, self.config, self.corpus.tokenizer.vocab_size)
+        self.write_settings(folder)
+        if self.checkpoint:
+            name_best_again(self.checkpoint)
         first_point = self.first_step + 1 if self.first_step else 0
         progress = Progress(self.config.training.steps, self.first_step, quiet)
-        with Metrics(folder, first_point) as metrics, StopSignals() as signals, progress:
-            metrics.text("config", settings, self.first_step)
+        with Metrics(folder, first_point) as metrics, Signals() as signals, progress:
+            metrics.text("config", write_toml(self.config), self.first_step)
             for notice in [*notices, *self.notices]:
                 progress.say(notice)
             if self.config.machine.compile and (reason := compile_model(self.model)):
@@ -82,6 +105,8 @@ class Run:
             for line in describe(self.config, self.corpus, self.machine.environment()):
                 progress.say(line)
             keeper = Keeper(self, folder, metrics, progress, signals)
+            if not self.checkpoint:
+                keeper.save(0)
             done = loop.train(
                 self.model,
                 self.optimisers,
@@ -92,18 +117,24 @@ class Run:
                 keeper,
                 self.first_step,
             )
-        return Result(done, keeper.val_loss, self.best, signals.received)
+        return Result(done, keeper.val_loss, self.best, signals.stop, metrics.failed)
+
+    def write_settings(self, folder: Path) -> None:
+        """Write config.toml. Raises DiskError."""
+        settings = write_toml(self.config).encode()
+        write_atomically(folder / "config.toml", lambda file: file.write(settings))
 
 
 class Keeper:
     """Hears what happens in the loop (``loop.Observer``), and keeps it in the run's folder."""
 
     def __init__(
-        self, run: Run, folder: Path, metrics: Metrics, progress: Progress, signals: StopSignals
+        self, run: Run, folder: Path, metrics: Metrics, progress: Progress, signals: Signals
     ) -> None:
         self.run, self.folder = run, folder
         self.metrics, self.progress, self.signals = metrics, progress, signals
         self.val_loss: float | None = None
+        self.failed_saves = 0
         config, vocab_size = run.config, run.corpus.tokenizer.vocab_size
         step = config.training.batch_size * config.training.grad_accumulation
         self.flops = training_flops(config, vocab_size) / (step * config.model.context_length)
@@ -117,24 +148,29 @@ class Keeper:
     def evaluated(self, step: int, loss: float | None) -> None:
         self.val_loss, best = loss, self.run.best
         better = step > 0 and loss is not None and (best is None or loss < best["loss"])
-        if better:
-            self.run.best = {"step": step, "loss": loss}
         if loss is not None:
             self.metrics.write(step, {"loss/val": loss})
         self.progress.evaluated(step, loss, better)
         self.metrics.flush()
         if step:
-            self._save(step, better)
+            self.save(step, {"step": step, "loss": loss} if better else None)
         if self.run.config.training.sample_chars:
             self._sample(step)
+
+    def failed(self, step: int, values: dict[str, float]) -> None:
+        self.metrics.write(step, values)
+
+    def goes_on(self, step: int) -> bool:
+        if self.signals.save:
+            self.signals.save = False
+            self.save(step)
+            self.progress.say(f"saved at step {step}, as a signal asked")
+        return not self.signals.stop
 
     def stopped(self, step: int) -> None:
         self.progress.say(f"stopping after step {step}; saving")
         self.metrics.flush()
-        self._save(step, False)
-
-    def should_stop(self) -> bool:
-        return self.signals.received != 0
+        self.save(step)
 
     def _sample(self, step: int) -> None:
         training, tokenizer = self.run.config.training, self.run.corpus.tokenizer
@@ -144,7 +180,24 @@ class Keeper:
         self.progress.say("\n" + "\n".join("    " + line for line in text.split("\n")) + "\n")
         self.metrics.sample(text, step)
 
-    def _save(self, step: int, is_best: bool) -> None:
+    def save(self, step: int, new_best: dict[str, Any] | None = None) -> None:
+        """Save a checkpoint, the best of the run if ``new_best`` is given.
+
+        A disk that refuses is a warning, and the next save tries again. Raises DiskError where
+        there is no next one, or too many have failed in a row.
+        """
+        try:
+            self._save(step, new_best)
+        except DiskError as error:
+            self.failed_saves += 1
+            at_the_end = step == self.run.config.training.steps or self.signals.stop
+            if at_the_end or self.failed_saves == MOST_FAILED_SAVES:
+                raise
+            warn(f"{error}. Training goes on, and the next save tries again")
+        else:
+            self.failed_saves = 0
+
+    def _save(self, step: int, new_best: dict[str, Any] | None) -> None:
         run = self.run
         state = {
             "config": to_flat(run.config.resolved()),
@@ -152,8 +205,11 @@ class Keeper:
             "model": run.model.state_dict(),
             "optimisers": [optimiser.state_dict() for optimiser in run.optimisers],
             "step": step,
-            "best": run.best,
+            "best": new_best or run.best,
             "source": dataclasses.asdict(run.corpus.source),
             "environment": run.machine.environment(),
         }
-        save_checkpoint(self.folder / "checkpoints", state, is_best=is_best)
+        save_checkpoint(self.folder / "checkpoints", state, is_best=new_best is not None)
+        run.best = new_best or run.best
+        if not (self.folder / "config.toml").exists():  # somebody deleted the folder
+            run.write_settings(self.folder)

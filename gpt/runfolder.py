@@ -3,6 +3,8 @@
 import contextlib
 import errno
 import itertools
+import os
+import platform
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -66,14 +68,16 @@ def given_folder(folder: Path) -> Path:
 def owner(folder: Path) -> Iterator[Path]:
     """Own the folder inside the context; freed when the process ends, however it ends.
 
-    Raises FolderInUseError while another run owns it.
+    The lock file names the owner. Raises FolderInUseError while another run owns the folder.
     """
-    lock = FileLock(folder / ".lock")
+    path = folder / ".lock"
+    lock = FileLock(path)
     try:
         lock.acquire(timeout=0)
     except Timeout as error:
         raise FolderInUseError(
-            f"{folder} is in use by another training run; wait for it, or choose another --out"
+            f"{folder} is in use by another training run{_owner_of(path)}; wait for it, or choose "
+            "another --out"
         ) from error
     except OSError as error:
         raise _refusal(
@@ -81,6 +85,8 @@ def owner(folder: Path) -> Iterator[Path]:
             f"cannot write in {folder}: {error.strerror}; make it writable, or choose another",
         ) from error
     try:
+        with contextlib.suppress(OSError):  # a full disk: the lock holds without a name
+            path.write_text(f"process {os.getpid()} on {platform.node()}", encoding="utf-8")
         yield folder
     finally:
         lock.release()
@@ -110,6 +116,16 @@ def find_run(run: str, runs: Path = RUNS) -> Path:
             "`python train.py` makes a run"
         )
     return Path(run)
+
+
+def _owner_of(lock: Path) -> str:
+    """Who holds a lock, as its file says: `` (process 123 on host)``, or nothing."""
+    try:
+        with lock.open("rb") as file:
+            written = file.read(300).decode("utf-8", "replace")
+    except OSError:
+        return ""
+    return f" ({written})" if re.fullmatch(r"process \d+ on .+", written) else ""
 
 
 def _refusal(error: OSError, message: str) -> UsageError:

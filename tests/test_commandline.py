@@ -8,10 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpt import commandline
-from gpt.commandline import exit_code, parse_compare, parse_train, run_config, run_name
+from gpt.commandline import parse_compare, parse_train, run_config, run_name
 from gpt.config import ModelConfig, RunConfig
 from gpt.config_files import write_toml
-from gpt.errors import CheckpointError, UsageError
+from gpt.errors import UsageError
+from gpt.exits import exit_code
 
 ROOT = Path(__file__).parents[1]
 
@@ -165,27 +166,6 @@ def test_the_text_of_a_run_is_an_absolute_path(preset):
     assert Path(run_config(parse_train(["novel.txt"], preset)).text.text).is_absolute()
     assert run_config(parse_train(["-"], preset)).text.text == "-"
     assert run_config(parse_train([], preset)).text.text == ""
-
-
-def test_errors_become_exit_codes_and_one_safe_line(capsys):
-    def failing():
-        raise CheckpointError("checkpoint 'a\x1b[2Jb' is damaged; restore it")
-
-    assert exit_code(failing) == 4
-    assert capsys.readouterr().err == "error: checkpoint 'a\\x1b[2Jb' is damaged; restore it\n"
-
-
-def test_a_bug_keeps_its_traceback():
-    with pytest.raises(ZeroDivisionError):
-        exit_code(lambda: 1 // 0)
-
-
-def test_ctrl_c_is_exit_130_without_a_word(capsys):
-    def interrupted():
-        raise KeyboardInterrupt
-
-    assert exit_code(interrupted) == 130
-    assert capsys.readouterr().err == ""
 
 
 def test_a_shell_line_can_be_pasted(monkeypatch):

@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from gpt.commandline import exit_code, parse_train, shell_line
+from gpt.commandline import parse_train, shell_line
 from gpt.config import RunConfig
 from gpt.config_files import read_toml
 from gpt.corpus import read_text
 from gpt.errors import CheckpointError, DiskError, UsageError
+from gpt.exits import exit_code
 from gpt.run import Run
 from gpt.runfolder import _refusal, given_folder, new_folder, refuse_used
 from gpt.training.checkpoint import load_checkpoint, restore_optimisers

@@ -36,8 +36,8 @@ class Losses(dict):
     def evaluated(self, step, loss):
         self[step] = loss
 
-    def should_stop(self):
-        return False
+    def goes_on(self, step):
+        return True
 
 
 def sampled(n: int, seed: int) -> np.ndarray:

@@ -8,7 +8,7 @@ from gpt.errors import UsageError
 from gpt.lab.arms import Arm, parse_arms
 from gpt.lab.runs import Outcome, run_arms
 from gpt.lab.table import table
-from gpt.training.metrics import read_metrics
+from gpt.training.curves import read_metrics
 
 SMALL = {
     "d_model": 12, "n_heads": 3, "n_layers": 2, "context_length": 9, "steps": 4,

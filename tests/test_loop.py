@@ -24,6 +24,7 @@ class Recorder:
     def __init__(self, stop_at: int | None = None) -> None:
         self.points: dict[int, dict[str, float]] = {}
         self.losses: dict[int, float | None] = {}
+        self.failures: dict[int, dict[str, float]] = {}
         self.stops: list[int] = []
         self.stop_at = stop_at
 
@@ -33,11 +34,14 @@ class Recorder:
     def evaluated(self, step, loss):
         self.losses[step] = loss
 
+    def failed(self, step, values):
+        self.failures[step] = values
+
     def stopped(self, step):
         self.stops.append(step)
 
-    def should_stop(self):
-        return self.stop_at is not None and self.stop_at in self.points
+    def goes_on(self, step):
+        return self.stop_at is None or self.stop_at not in self.points
 
 
 def training(**changes) -> TrainingConfig:
@@ -167,12 +171,24 @@ def test_a_non_finite_weight_stops_before_the_update(value):
         model.blocks[0].feedforward.W_in.weight[3, 2] = value
     before = [p.clone() for p in model.parameters()]
     optimisers = build_optimisers(model, training(), torch.device("cpu"))
+    told = Recorder()
     with pytest.raises(NonFiniteError, match=r"step 1: .*learning rate.*windows start at"):
-        loop.train(
-            model, optimisers, TRAIN, VAL[:0], training(), contextlib.nullcontext, Recorder()
-        )
+        loop.train(model, optimisers, TRAIN, VAL[:0], training(), contextlib.nullcontext, told)
+    assert math.isnan(told.failures[1]["loss/train"])
     for old, new in zip(before, model.parameters(), strict=True):
         assert torch.equal(old, new) or old.isnan().any()
+
+
+def test_a_validation_loss_that_is_not_finite_ends_the_run():
+    model = GPT(MODEL, VOCAB_SIZE)
+    with torch.no_grad():
+        model.token_embedding.weight.fill_(math.inf)
+    optimisers = build_optimisers(model, training(), torch.device("cpu"))
+    told = Recorder()
+    with pytest.raises(NonFiniteError, match="step 0: validation loss = nan"):
+        loop.train(model, optimisers, TRAIN, VAL, training(), contextlib.nullcontext, told)
+    assert math.isnan(told.failures[0]["loss/val"])
+    assert told.losses == {}
 
 
 def test_evaluation_equals_a_plain_pass_and_leaves_the_mode():

@@ -1,5 +1,6 @@
 import json
 import math
+import os
 import re
 import warnings
 
@@ -7,8 +8,8 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from gpt.errors import UsageError
-from gpt.training import metrics as module
-from gpt.training.metrics import Metrics, read_metrics
+from gpt.training.curves import read_metrics
+from gpt.training.metrics import Metrics
 
 
 def lines(folder):
@@ -185,15 +186,36 @@ def test_a_folder_that_cannot_be_written_is_only_a_warning(tmp_path, capsys):
     assert "training goes on" in capsys.readouterr().err
 
 
-def test_an_error_in_the_thread_of_tensorboard_does_not_stop_training(
-    tmp_path, capsys, monkeypatch
-):
-    monkeypatch.setattr(module.SummaryWriter, "flush", lambda self: Full().flush())
+def test_files_that_somebody_deleted_are_noticed(tmp_path, capsys):
+    with Metrics(tmp_path / "run") as metrics:
+        assert metrics.failed  # there is no such folder
     with Metrics(tmp_path) as metrics:
         metrics.write(0, {"lr": 1.0})
         metrics.flush()
+        assert metrics.failed == ""
+        (tmp_path / "metrics.jsonl").unlink()
+        metrics.flush()
         metrics.write(1, {"lr": 1.0})
-    assert "No space left" in metrics.failed
+    assert "deleted" in metrics.failed
+    assert capsys.readouterr().err.count("warning") == 2
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "samples.txt"])
+@pytest.mark.parametrize("plant", ["link", "pipe"])
+def test_a_link_or_a_pipe_in_the_place_of_a_file_is_not_written_to(tmp_path, name, plant, capsys):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.write_bytes(b"precious")
+    folder = tmp_path / "run"
+    folder.mkdir()
+    if plant == "link":
+        (folder / name).symlink_to(elsewhere)
+    else:
+        os.mkfifo(folder / name)
+    with Metrics(folder) as metrics:
+        metrics.write(0, {"lr": 1.0})
+        metrics.sample("to be", 0)
+    assert "a link or a pipe" in metrics.failed
+    assert elsewhere.read_bytes() == b"precious"
     assert capsys.readouterr().err.count("warning") == 1
 
 

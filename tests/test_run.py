@@ -1,4 +1,5 @@
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from gpt.resuming import resume_point
 from gpt.run import Keeper, Run
 from gpt.runfolder import given_folder, new_folder, owner
 from gpt.training.checkpoint import load_checkpoint
-from gpt.training.metrics import read_metrics
+from gpt.training.curves import read_metrics
 
 SMALL = {
     "d_model": 12, "n_heads": 3, "n_layers": 2, "context_length": 9, "dropout": 0.1,
@@ -67,7 +68,7 @@ def stop_at(run: FolderRun, step: int) -> FolderRun:
 
     def heard(keeper, now):
         if now == step:
-            keeper.signals.received = 2
+            keeper.signals.stop = 2
 
     run.heard = heard
     return run
@@ -179,7 +180,8 @@ def test_a_non_finite_loss_keeps_the_checkpoints(text, tmp_path):
     with pytest.raises(NonFiniteError, match="step 4"):
         run.go()
     assert load_checkpoint(tmp_path / "run", prefer="newest").step == 2
-    assert "nan" not in (tmp_path / "run" / "metrics.jsonl").read_text(encoding="utf-8").lower()
+    curves = read_metrics(tmp_path / "run")
+    assert [step for step, value in curves["loss/train"] if not math.isfinite(value)] == [4]
 
 
 def test_without_validation_it_trains_and_keeps_the_newest(text, tmp_path):

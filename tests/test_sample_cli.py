@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from gpt.commandline import exit_code
 from gpt.config import RunConfig, to_flat
 from gpt.errors import CheckpointError, DiskError, UsageError
+from gpt.exits import exit_code
 from gpt.model.gpt import GPT
 from gpt.runfolder import find_run
 from gpt.sampling.options import OutputConfig

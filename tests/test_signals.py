@@ -5,24 +5,24 @@ import sys
 
 import pytest
 
-from gpt.training.signals import StopSignals
+from gpt.training.signals import Signals
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_the_first_signal_is_only_remembered_and_handlers_come_back(number):
     before = signal.getsignal(number)
-    with StopSignals() as signals:
-        assert signals.received == 0
+    with Signals() as signals:
+        assert signals.stop == 0
         os.kill(os.getpid(), number)
-        assert signals.received == number
+        assert signals.stop == number
     assert signal.getsignal(number) is before
 
 
 def test_a_second_signal_ends_the_process_at_once():
     script = (
         "import os, signal\n"
-        "from gpt.training.signals import StopSignals\n"
-        "with StopSignals():\n"
+        "from gpt.training.signals import Signals\n"
+        "with Signals():\n"
         "    os.kill(os.getpid(), signal.SIGINT)\n"
         "    print('still here', flush=True)\n"
         "    os.kill(os.getpid(), signal.SIGTERM)\n"

@@ -14,7 +14,7 @@ import skips
 import torch
 
 from gpt.training.checkpoint import load_checkpoint
-from gpt.training.metrics import read_metrics
+from gpt.training.curves import read_metrics
 
 pytestmark = pytest.mark.slow
 

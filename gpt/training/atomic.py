@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO
 
 from gpt.errors import DiskError
+from gpt.training import disk
 
 _TEMPORARY = re.compile(r"\..+\.tmp\.\d+")
 
@@ -30,14 +31,13 @@ class Sink:
         if self.error:
             raise self.error
         try:
-            return self.file.write(data)
+            return disk.write(self.file, data)
         except OSError as error:
             self.error = error
             raise
 
     def flush(self) -> None:
-        if not self.error:
-            self.file.flush()
+        """Does nothing: the whole file is flushed and forced to the disk once, at its end."""
 
 
 Write = Callable[[Sink], object]
@@ -54,23 +54,23 @@ def write_atomically(
     """
     temporary = _temporary(target)
     with disk_errors(target, needed):
-        free = _free_bytes(target.parent)
+        free = free_bytes(target.parent)
         if free is not None and needed > free:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        # "x": a file, link or pipe that somebody put at this name is never followed or overwritten.
-        file = open(temporary, "xb")  # noqa: SIM115 - the clean-up must begin after it is ours
-        try:
-            with file:
+        file = disk.create(temporary)
+        try:  # from here on the file is ours to clean up
+            try:
                 _write_through(file, write)
-                file.flush()
-                os.fsync(file.fileno())
+                disk.sync(file)
+            finally:
+                disk.close(file)
             if check:
                 check(temporary)
             _replace(temporary, target)
         except BaseException:
             _discard(temporary)
             raise
-        _sync_folder(target.parent)
+        disk.sync_folder(target.parent)
 
 
 def link_atomically(source: Path, target: Path) -> None:
@@ -81,9 +81,9 @@ def link_atomically(source: Path, target: Path) -> None:
     temporary = _temporary(target)
     with disk_errors(target, 0):
         try:
-            os.link(source, temporary)
+            disk.link(source, temporary)
         except OSError:
-            with open(source, "rb") as original:
+            with disk.read(source) as original:
                 size = os.fstat(original.fileno()).st_size
                 write_atomically(
                     target, lambda copy: shutil.copyfileobj(original, copy), needed=size
@@ -94,13 +94,13 @@ def link_atomically(source: Path, target: Path) -> None:
         finally:
             # Replacing one name of a file by another name of the same file leaves both.
             _discard(temporary)
-        _sync_folder(target.parent)
+        disk.sync_folder(target.parent)
 
 
 def make_folder(folder: Path) -> None:
     """Make the folder and those above it. Raises DiskError for what the disk refuses."""
     with disk_errors(folder, 0):
-        folder.mkdir(parents=True, exist_ok=True)
+        disk.make_folder(folder)
 
 
 def sweep(folder: Path) -> list[str]:
@@ -108,10 +108,11 @@ def sweep(folder: Path) -> list[str]:
 
     The caller holds the lock of the run, so no living process is writing here.
     """
-    stray = [p for p in _entries(folder) if _TEMPORARY.fullmatch(p.name) and not p.is_dir()]
-    for path in stray:
-        with disk_errors(path, 0):
-            path.unlink(missing_ok=True)
+    with disk_errors(folder, 0):
+        there = disk.entries(folder) if folder.is_dir() else []
+        stray = [p for p in there if _TEMPORARY.fullmatch(p.name) and not p.is_dir()]
+        for path in stray:
+            disk.remove(path)
     return [path.name for path in stray]
 
 
@@ -125,14 +126,27 @@ def disk_errors(target: Path, needed: int) -> Iterator[None]:
             f"cannot write {str(target)!r}: {str(error.filename)!r} is in the way; delete it"
         ) from error
     except OSError as error:
-        free = _free_bytes(target.parent)
-        space = f"; {_size(free)} are free" if free is not None else ""
+        free = free_bytes(target.parent)
+        space = f"; {size(free)} are free" if free is not None else ""
         if needed:
-            space += f" and it takes {_size(needed)}"
+            space += f" and it takes {size(needed)}"
         raise DiskError(
             f"cannot write {str(target)!r}: {error.strerror or error}{space}. What was saved "
-            "before is intact; make room, or make the folder writable, and resume"
+            "before is intact; make room, or make the folder writable"
         ) from error
+
+
+def free_bytes(folder: Path) -> int | None:
+    """The free space where the folder is, or None where the system does not say."""
+    try:
+        return disk.free_bytes(folder)
+    except OSError:
+        return None
+
+
+def size(n_bytes: int) -> str:
+    """A number of bytes for people: ``12.3 MB``."""
+    return f"{n_bytes / 1e6:,.1f} MB"
 
 
 def _write_through(file: IO[bytes], write: Write) -> None:
@@ -146,29 +160,15 @@ def _write_through(file: IO[bytes], write: Write) -> None:
 
 
 def _replace(source: Path, target: Path) -> None:
-    """``os.replace``, again while a Windows virus scanner or indexer holds the target."""
+    """``disk.replace``, again while a Windows virus scanner or indexer holds the target."""
     for pause in (0.01, 0.03, 0.1, 0.3, 1.0):
         try:
-            return os.replace(source, target)
+            return disk.replace(source, target)
         except PermissionError as error:
             if getattr(error, "winerror", None) not in (5, 32):
                 raise
             time.sleep(pause)
-    return os.replace(source, target)
-
-
-def _sync_folder(folder: Path) -> None:
-    """Force the names in a folder to the disk, where the system can do that."""
-    if os.name == "nt":
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
-            raise
-    finally:
-        os.close(descriptor)
+    return disk.replace(source, target)
 
 
 def _temporary(target: Path) -> Path:
@@ -178,19 +178,4 @@ def _temporary(target: Path) -> Path:
 def _discard(path: Path) -> None:
     # What made us give up is the news; a leftover is swept by the next run.
     with contextlib.suppress(OSError):
-        path.unlink(missing_ok=True)
-
-
-def _entries(folder: Path) -> list[Path]:
-    return list(folder.iterdir()) if folder.is_dir() else []
-
-
-def _free_bytes(folder: Path) -> int | None:
-    try:
-        return shutil.disk_usage(folder).free
-    except OSError:
-        return None
-
-
-def _size(n_bytes: int) -> str:
-    return f"{n_bytes / 1e6:.1f} MB"
+        disk.remove(path)

@@ -6,6 +6,7 @@ forced to the disk, read back, renamed, and only then may an older one go, so a 
 leaves a good one. Order is by the step in the name, never by a clock.
 """
 
+import contextlib
 import copy
 import itertools
 import re
@@ -22,7 +23,8 @@ from gpt.config import from_flat
 from gpt.errors import CheckpointError, NonFiniteError
 from gpt.model.gpt import GPT
 from gpt.text.tokenizer import CharTokenizer
-from gpt.training.atomic import disk_errors, link_atomically, make_folder, write_atomically
+from gpt.training import disk
+from gpt.training.atomic import link_atomically, make_folder, write_atomically
 from gpt.training.integrity import non_finite, read_plain, tensors, verify_archive
 from gpt.training.schema import FORMAT_VERSION, NewerFormatError, WithoutDraws, check_state
 
@@ -77,11 +79,20 @@ def save_checkpoint(folder: Path, state: dict[str, Any], *, is_best: bool) -> Pa
     )
     if is_best:
         link_atomically(target, folder / "best.pt")
-    with disk_errors(folder, 0):
+    with contextlib.suppress(OSError):  # the new one is safe; the next save tries again
         for old in _newest_first(folder)[KEPT:]:
             if old != target:
-                old.unlink(missing_ok=True)
+                disk.remove(old)
     return target
+
+
+def name_best_again(checkpoint: Checkpoint) -> None:
+    """Name a checkpoint ``best.pt`` if it is the best of its run, as a save does.
+
+    A run that was killed between the two names of a save goes on with this. Raises DiskError.
+    """
+    if checkpoint.best and checkpoint.best["step"] == checkpoint.step:
+        link_atomically(checkpoint.path, checkpoint.path.with_name("best.pt"))
 
 
 def load_checkpoint(
@@ -208,7 +219,7 @@ def _set_aside(path: Path) -> str:
     names = itertools.chain([".corrupt"], (f".corrupt-{n}" for n in itertools.count(2)))
     free = next(p for p in (path.with_name(path.name + name) for name in names) if not p.exists())
     try:
-        path.rename(free)
+        disk.replace(path, free)
     except OSError as error:
         return f" (it stays where it is: {error.strerror})"
     return f" (renamed {free.name!r})"
@@ -216,8 +227,9 @@ def _set_aside(path: Path) -> str:
 
 def _newest_first(folder: Path) -> list[Path]:
     """The step checkpoints of a folder, by the step in their names."""
-    found = [(match, path) for path in folder.iterdir() if (match := _NAME.fullmatch(path.name))]
-    return [path for _, path in sorted(found, key=lambda f: int(f[0][1]), reverse=True)]
+    steps = {path: _NAME.fullmatch(path.name) for path in disk.entries(folder)}
+    found = [(int(step[1]), path) for path, step in steps.items() if step]
+    return [path for _, path in sorted(found, reverse=True)]
 
 
 def _to_plain(value: Any) -> Any:

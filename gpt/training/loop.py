@@ -40,11 +40,14 @@ class Observer(Protocol):
         Called at step 0, every ``eval_every`` steps and at the end.
         """
 
-    def stopped(self, step: int) -> None:
-        """The loop ends early, because ``should_stop`` said so."""
+    def failed(self, step: int, values: dict[str, float]) -> None:
+        """Points that are not all finite, told before NonFiniteError is raised."""
 
-    def should_stop(self) -> bool:
-        """Asked between steps."""
+    def goes_on(self, step: int) -> bool:
+        """Asked before each update whether to make it."""
+
+    def stopped(self, step: int) -> None:
+        """The loop ends early, because ``goes_on`` said so."""
 
 
 def train(
@@ -59,12 +62,19 @@ def train(
 ) -> int:
     """Do the updates ``first_step`` to ``config.steps - 1``; return how many are done then.
 
-    Raises NonFiniteError before an update whose loss or gradient is not finite.
+    Raises NonFiniteError before an update whose loss or gradient is not finite, and for a
+    validation loss that is not.
     """
     log_every = max(config.log_every, math.ceil(config.steps / 1000))
 
     def evaluation() -> None:
         loss = evaluate(model, val_ids, autocast) if len(val_ids) else None
+        if loss is not None and not math.isfinite(loss):
+            observer.failed(done, {"loss/val": loss})
+            raise NonFiniteError(
+                f"step {done}: validation loss = {loss}; what was saved before is intact. Try a "
+                "lower --learning_rate, or a longer warm-up"
+            )
         observer.evaluated(done, loss)
 
     done = first_step
@@ -72,7 +82,7 @@ def train(
     if done == 0:
         evaluation()
     clock = _Clock()
-    while done < config.steps and not observer.should_stop():
+    while done < config.steps and observer.goes_on(done):
         rate = learning_rate(done, config)
         set_learning_rate(optimisers, rate)
         _seed_dropout(config.seed, done)
@@ -82,9 +92,10 @@ def train(
         watch = Watch(model) if logging else None
         norm = clip_gradient(model, config.grad_clip)
         if not (math.isfinite(loss) and math.isfinite(norm)):
+            observer.failed(done + 1, {"loss/train": loss, "lr": rate, "grad_norm/total": norm})
             raise NonFiniteError(
                 f"step {done + 1}: loss = {loss}, gradient norm = {norm}, learning rate = "
-                f"{rate:.3g}, windows start at {starts.flatten().tolist()[:8]}...; this "
+                f"{rate:.3g}, windows start at {_shortened(starts.flatten().tolist())}; this "
                 "update was not made, and what was saved before is intact. Try a lower "
                 "--learning_rate, or a longer warm-up"
             )
@@ -165,6 +176,11 @@ def _batches(model: GPT, ids: np.ndarray, starts: np.ndarray) -> Iterator[tuple[
     for row in starts:
         inputs, targets = take(ids, row, model.config.context_length)
         yield torch.from_numpy(inputs).to(model.device), torch.from_numpy(targets).to(model.device)
+
+
+def _shortened(numbers: list[int], most: int = 64) -> str:
+    more = f" and {len(numbers) - most:,} more" if len(numbers) > most else ""
+    return f"{numbers[:most]}{more}"
 
 
 def _seed_dropout(seed: int, step: int) -> None:

@@ -1,26 +1,21 @@
 """The curves of a run: ``metrics.jsonl``, which is the truth, and TensorBoard, which shows it.
 
-One line of ``metrics.jsonl`` is one object: ``{"step": 100, "loss/train": 2.31}``. JSON has no NaN
-and no infinity; they are written as the strings "nan", "inf" and "-inf", and come back as numbers.
-
 One run is one folder for TensorBoard and each curve one tag, so two runs side by side overlay.
 """
 
 import contextlib
-import json
-import math
-import re
-import sys
+import errno
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import IO
 
-from torch.utils.tensorboard import SummaryWriter
-
-from gpt.errors import DiskError, UsageError
+from gpt.errors import DiskError
 from gpt.text.printable import printable
-from gpt.training.atomic import write_atomically
+from gpt.training.board import Board
+from gpt.training.curves import line_of, rewind
+from gpt.training.progress import warn
 
 
 class Metrics:
@@ -34,33 +29,31 @@ class Metrics:
     def __init__(self, folder: Path, first_step: int = 0) -> None:
         self.failed = ""
         self._folder = folder
-        self._open: list[Any] = []
+        self._open: list[Board | IO[str]] = []
         path = folder / "metrics.jsonl"
         with self._guarded():
             again = path.exists()
+            for written in (path, folder / "samples.txt"):
+                _refuse_planted(written)
             if again:
-                _cut(path, first_step)
-                _cut_samples(folder / "samples.txt", first_step)
+                rewind(folder, first_step)
             self._lines = path.open("a", encoding="utf-8", newline="\n")
             self._open.append(self._lines)
-            self._board = SummaryWriter(str(folder), purge_step=first_step if again else None)
+            self._board = Board(folder, first_step if again else None)
             self._open.append(self._board)
 
     def write(self, step: int, values: dict[str, float]) -> None:
         """Points of several curves at one step (optimiser updates done). Not flushed."""
         with self._guarded() as works:
             if works:
-                record: dict[str, Any] = {"step": step}
-                record |= {tag: _json_number(value) for tag, value in values.items()}
-                self._lines.write(json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n")
-                for tag, value in values.items():
-                    self._board.add_scalar(tag, value, step)
+                self._lines.write(line_of(step, values))
+                self._board.scalars(values, step)
 
     def text(self, tag: str, text: str, step: int) -> None:
         """A text for TensorBoard only, shown as it is: no markup in it is obeyed."""
         with self._guarded() as works:
             if works:
-                self._board.add_text(tag, _preformatted(text), step)
+                self._board.text(tag, _preformatted(text), step)
 
     def sample(self, text: str, step: int) -> None:
         """A text that the model wrote, for ``samples.txt`` and TensorBoard."""
@@ -77,6 +70,8 @@ class Metrics:
             if works:
                 self._lines.flush()
                 self._board.flush()
+                if os.fstat(self._lines.fileno()).st_nlink == 0:
+                    raise FileNotFoundError(errno.ENOENT, "deleted", self._lines.name)
 
     def close(self) -> None:
         """Flush and close; later calls do nothing."""
@@ -100,81 +95,19 @@ class Metrics:
         """Yields whether to write; the first OSError of a body ends the logging."""
         try:
             yield not self.failed
-        except (OSError, DiskError, UnicodeError) as error:  # TensorBoard wants UTF-8 paths
+        except (OSError, DiskError, UnicodeError) as error:  # a host name or path may not encode
             self.failed = str(error)
-            print(
-                f"warning: the curves are not written from here on ({printable(self.failed)}); "
-                "training goes on",
-                file=sys.stderr,
-            )
-            # TensorBoard writes in a thread, and its error comes once more when it is closed.
+            warn(f"the curves are not written from here on ({self.failed}); training goes on")
+            # What is still in a buffer fails once more when its file is closed.
             while self._open:
                 with contextlib.suppress(OSError):
                     self._open.pop().close()
 
 
-def _cut_samples(path: Path, first_step: int) -> None:
-    """Drop the samples of ``first_step`` and later ones."""
-    if path.exists():
-        text = path.read_bytes()
-        headings = re.finditer(rb"^--- step (\d+) ---$", text, re.MULTILINE)
-        ends = [heading.start() for heading in headings if int(heading[1]) >= first_step]
-        if ends:
-            write_atomically(path, lambda file: file.write(text[: ends[0]]))
-
-
-def read_metrics(folder: Path) -> dict[str, list[tuple[int, float]]]:
-    """Every curve of a run: tag -> ``[(step, value), ...]`` in the order written.
-
-    A last line that a crash cut short is passed over. Raises UsageError for a missing file and
-    for any other line that cannot be read.
-    """
-    path = folder / "metrics.jsonl"
-    try:
-        lines = path.read_bytes().splitlines(keepends=True)
-    except OSError as error:
-        raise UsageError(
-            f"cannot read {str(path)!r}: {error.strerror}; give the folder of a training run"
-        ) from error
-    curves: dict[str, list[tuple[int, float]]] = {}
-    for number, line in enumerate(lines, start=1):
-        record = _record(line)
-        if record is None:
-            if number == len(lines) and not line.endswith(b"\n"):
-                break
-            raise UsageError(
-                f"line {number} of {str(path)!r} is damaged; delete the line to go on without it"
-            )
-        step = record.pop("step")
-        for tag, value in record.items():
-            curves.setdefault(tag, []).append((step, value))
-    return curves
-
-
-def _record(line: bytes) -> dict[str, Any] | None:
-    """One line as ``{"step": int, tag: float, ...}``; None when it is not such a line."""
-    try:
-        record = json.loads(line.decode("utf-8"))
-        step = record.pop("step")
-        values = {tag: float(value) for tag, value in record.items()}
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        return None
-    return {"step": step, **values} if type(step) is int else None
-
-
-def _cut(path: Path, first_step: int) -> None:
-    """Drop the lines of ``first_step`` and later, and those that cannot be read."""
-    kept = b"".join(
-        line.rstrip(b"\n") + b"\n"
-        for line in path.read_bytes().splitlines(keepends=True)
-        if (record := _record(line)) and record["step"] < first_step
-    )
-    write_atomically(path, lambda file: file.write(kept))
-
-
-def _json_number(value: float) -> float | str:
-    value = float(value)
-    return value if math.isfinite(value) else str(value)
+def _refuse_planted(path: Path) -> None:
+    """A link or a pipe where a file of the run should be is not ours to write to."""
+    if path.is_symlink() or (path.exists() and not path.is_file()):
+        raise OSError(errno.EINVAL, "it is a link or a pipe, not a file", str(path))
 
 
 def _preformatted(text: str) -> str:

@@ -8,14 +8,17 @@ import os
 import statistics
 import textwrap
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from gpt.config import RunConfig
-from gpt.errors import UsageError
+from gpt.errors import DiskError, UsageError
 from gpt.model.count import flops_per_character, kind_count, parameter_count
 from gpt.text.reading import Corpus
+from gpt.training.atomic import free_bytes, size
+from gpt.training.checkpoint import KEPT
 
 LABEL = 10
 """Columns before the text of a line."""
@@ -160,6 +163,22 @@ def check_memory(config: RunConfig, vocab_size: int) -> None:
         raise UsageError(
             f"the run needs about {_short(needed, 'B')} of memory, and the machine has "
             f"{_short(present, 'B')}; try a smaller batch_size, d_model, n_layers or context_length"
+        )
+
+
+def check_disk(folder: Path, config: RunConfig, vocab_size: int) -> None:
+    """Raise DiskError when the checkpoints of a run will not fit where its folder is.
+
+    Those that are kept, the best one, and the one being written; those of a resumed run are there.
+    """
+    bytes_of = memory(config, vocab_size)
+    there = sum(path.stat().st_size for path in folder.glob("checkpoints/*.pt"))
+    needed = (KEPT + 2) * (bytes_of["weights"] + bytes_of["optimiser"]) - there
+    free = free_bytes(folder)
+    if free is not None and needed > free:
+        raise DiskError(
+            f"the checkpoints of the run take {size(needed)}, and {size(free)} are free where "
+            f"{str(folder)!r} is; make room, or choose another place with --out"
         )
 
 

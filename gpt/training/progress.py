@@ -1,7 +1,13 @@
-"""What a run tells its user: a moving bar on a terminal, plain lines elsewhere."""
+"""What a run tells its user: a moving bar on a terminal, plain lines elsewhere.
 
+Nothing here raises when a reader goes away, a terminal is closed or the disk of a log is full.
+"""
+
+import contextlib
 import os
 import sys
+from collections.abc import Iterator
+from typing import TextIO
 
 from tqdm import tqdm
 
@@ -13,12 +19,16 @@ def say(text: str = "") -> None:
 
     When the reader of stdout has gone away, this and all later lines are dropped.
     """
-    try:
+    with _while_heard():
         tqdm.write(printable(text), file=sys.stdout)
         sys.stdout.flush()
-    except OSError:
-        # Also for the last flush when Python exits.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def warn(text: str) -> None:
+    """The same on stderr."""
+    with _while_heard():
+        tqdm.write(printable(f"warning: {text}"), file=sys.stderr)
+        sys.stderr.flush()
 
 
 class Progress:
@@ -28,7 +38,8 @@ class Progress:
         self.steps, self.quiet = steps, quiet
         self.bar: tqdm | None = None
         if sys.stderr.isatty() and not quiet:
-            self.bar = tqdm(total=steps, initial=first_step, unit="step", dynamic_ncols=True)
+            with _while_heard():
+                self.bar = tqdm(total=steps, initial=first_step, unit="step", dynamic_ncols=True)
         self.val_loss: float | None = None
         self.part = 20 * first_step // steps
 
@@ -47,10 +58,11 @@ class Progress:
             self.part = part
             return
         val = "" if self.val_loss is None else f"val {self.val_loss:.3f}, "
-        self.bar.set_postfix_str(
-            f"train {loss:.3f}, {val}{speed / 1000:.1f}k characters/s", refresh=False
-        )
-        self.bar.update(step - self.bar.n)
+        with _while_heard():
+            self.bar.set_postfix_str(
+                f"train {loss:.3f}, {val}{speed / 1000:.1f}k characters/s", refresh=False
+            )
+            self.bar.update(step - self.bar.n)
 
     def evaluated(self, step: int, loss: float | None, best: bool) -> None:
         """One line with the validation loss."""
@@ -64,4 +76,26 @@ class Progress:
     def __exit__(self, *_: object) -> None:
         """Leave the bar where it is and give the line back."""
         if self.bar is not None:
-            self.bar.close()
+            with _while_heard():
+                self.bar.close()
+
+
+@contextlib.contextmanager
+def _while_heard() -> Iterator[None]:
+    """A stream that can no longer be written leads to the null device from then on."""
+    try:
+        yield
+    except OSError:
+        if _silenced(sys.stdout):
+            warn("standard output cannot be written any more; training goes on")
+        _silenced(sys.stderr)
+
+
+def _silenced(stream: TextIO) -> bool:
+    """Whether the stream could not be written, also with what Python writes as it exits."""
+    try:
+        stream.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        return True
+    return False

@@ -1,32 +1,41 @@
-"""Ctrl-C and termination: the first signal asks the run to stop after its step, a second kills."""
+"""Signals while a run trains: stop after this step, or save and go on; a second stop kills."""
 
 import signal
 from types import FrameType
 
 
-class StopSignals:
-    """While entered, the first SIGINT, SIGTERM or SIGHUP is only remembered.
+class Signals:
+    """While entered, the first SIGINT, SIGTERM or SIGHUP is only remembered, and so is SIGUSR1.
 
-    ``received`` is its number, or 0; the exit code of a run that it stopped is 128 plus that. A
-    second signal has its usual effect at once, which is safe: checkpoints are replaced whole.
+    ``stop`` is the number of the first, or 0; the exit code of a run that it stopped is 128 plus
+    that. A second one has its usual effect at once, which is safe: checkpoints are replaced whole.
+    ``save`` says that a checkpoint is wanted (SIGUSR1).
     """
 
     def __init__(self) -> None:
-        names = ("SIGINT", "SIGTERM", "SIGHUP")
-        self.numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
-        self.received = 0
+        self.stop = 0
+        self.save = False
 
-    def __enter__(self) -> "StopSignals":
-        # What was ignored (nohup, a background job of a script) stays ignored.
-        heard = [n for n in self.numbers if signal.getsignal(n) is not signal.SIG_IGN]
-        self.before = {number: signal.signal(number, self._remember) for number in heard}
+    def __enter__(self) -> "Signals":
+        self.before = {}
+        for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+            number = getattr(signal, name, None)  # Windows has not all of them
+            # What was ignored (nohup, a background job of a script) stays ignored.
+            if number is not None and signal.getsignal(number) is not signal.SIG_IGN:
+                self.before[number] = signal.signal(number, self._stop)
+        if hasattr(signal, "SIGUSR1"):
+            self.before[signal.SIGUSR1] = signal.signal(signal.SIGUSR1, self._save)
         return self
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self.before.items():
             signal.signal(number, handler)
 
-    def _remember(self, number: int, _frame: FrameType | None) -> None:
-        self.received = number
+    def _stop(self, number: int, _frame: FrameType | None) -> None:
+        self.stop = number
         for other in self.before:
-            signal.signal(other, signal.SIG_DFL)
+            if signal.getsignal(other) == self._stop:
+                signal.signal(other, signal.SIG_DFL)
+
+    def _save(self, _number: int, _frame: FrameType | None) -> None:
+        self.save = True

@@ -1,0 +1,47 @@
+"""How a command ends: errors become one message and an exit code, never a traceback.
+
+Imported before anything that takes time, so that Ctrl-C is answered from the start.
+"""
+
+import io
+import os
+import signal
+import sys
+from collections.abc import Callable
+
+from gpt.errors import UsageError
+from gpt.text.printable import printable
+
+
+def exit_code(main: Callable[[], int | None]) -> int:
+    """Call a command; turn what a user can cause into one message and an exit code."""
+    # Idle OpenMP threads spin for milliseconds by default. Where anything else runs on the machine,
+    # that makes two threads slower than one. Read when torch is imported.
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+    if hasattr(
+        signal, "SIGUSR1"
+    ):  # it asks a run to save; before and after, it is no reason to die
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:  # the shell closed it: nobody listens, nobody speaks
+            mode = "r" if name == "stdin" else "w"
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # UTF-8 whatever the locale says
+            stream.reconfigure(encoding="utf-8", errors="backslashreplace")
+    try:
+        return main() or 0
+    except UsageError as error:
+        print(f"error: {printable(str(error))}", file=sys.stderr)
+        return error.exit_code
+    except (MemoryError, RuntimeError) as error:
+        if not isinstance(error, MemoryError) and "t allocate memory" not in str(error):
+            raise
+        print("error: out of memory; try smaller settings, or fewer at once", file=sys.stderr)
+        return UsageError.exit_code
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # The reader of our output is gone (| head); keep Python's last flush from complaining.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141

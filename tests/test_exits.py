@@ -1,0 +1,25 @@
+import pytest
+
+from gpt.errors import CheckpointError
+from gpt.exits import exit_code
+
+
+def test_errors_become_exit_codes_and_one_safe_line(capsys):
+    def failing():
+        raise CheckpointError("checkpoint 'a\x1b[2Jb' is damaged; restore it")
+
+    assert exit_code(failing) == 4
+    assert capsys.readouterr().err == "error: checkpoint 'a\\x1b[2Jb' is damaged; restore it\n"
+
+
+def test_a_bug_keeps_its_traceback():
+    with pytest.raises(ZeroDivisionError):
+        exit_code(lambda: 1 // 0)
+
+
+def test_ctrl_c_is_exit_130_without_a_word(capsys):
+    def interrupted():
+        raise KeyboardInterrupt
+
+    assert exit_code(interrupted) == 130
+    assert capsys.readouterr().err == ""

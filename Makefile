@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python
 
-.PHONY: train test test-slow bench lint clean
+.PHONY: train test test-slow faults bench lint clean
 
 train: $(VENV)/ready
 	$(RUN) train.py
@@ -13,6 +13,9 @@ test: $(VENV)/ready
 
 test-slow: $(VENV)/dev
 	$(RUN) -m pytest -m slow -n auto
+
+faults: $(VENV)/dev
+	$(RUN) -m pytest tests/faults -m "slow or not slow" -n auto
 
 bench: $(VENV)/ready
 	$(RUN) benchmarks/presets.py

@@ -28,13 +28,14 @@ def check_type(name: str, value: Any, hint: Any) -> None:
         words = typing.get_args(hint)
         if value not in words:
             raise UsageError(
-                f"{name} = {value!r} is not one of {', '.join(words)}.{nearest(str(value), words)}"
+                f"{name} = {_shown(value)} is not one of {', '.join(words)}."
+                f"{nearest(_shown(value), words)}"
             )
         return
     kinds = kinds_of(hint)
     if type(value) not in kinds and not (float in kinds and type(value) is int):
         wanted = " or ".join(_EXAMPLES[kind] for kind in kinds if kind in _EXAMPLES)
-        raise UsageError(f"{name} = {value!r} is not {wanted}")
+        raise UsageError(f"{name} = {_shown(value)} is not {wanted}")
     if isinstance(value, float) and not math.isfinite(value):
         raise UsageError(f"{name} = {value} is not a finite number; choose one")
     if type(value) is int and not fits(value):
@@ -46,6 +47,13 @@ def kinds_of(hint: Any) -> tuple[Any, ...]:
     if typing.get_origin(hint) in (types.UnionType, typing.Union):
         return typing.get_args(hint)
     return (hint,)
+
+
+def _shown(value: Any) -> str:
+    try:
+        return repr(value)
+    except ValueError:  # Python writes out no more than some thousand digits
+        return "a number too long to be shown"
 
 
 def fits(value: int) -> bool:

@@ -3,7 +3,9 @@
 Values come from the dataclass defaults, then TOML files from left to right, then flags.
 """
 
+import contextlib
 import dataclasses
+import io
 import os
 import re
 import shlex
@@ -21,6 +23,7 @@ from gpt.checks import at_least, at_most, nearest
 from gpt.config import RunConfig, from_flat
 from gpt.config_files import read_toml
 from gpt.errors import UsageError
+from gpt.text.printable import printable
 
 T = TypeVar("T")
 
@@ -73,7 +76,7 @@ def parse_train(argv: Sequence[str], preset: Path) -> TrainCommand:
     folder = _peek(words, "--resume")
     if folder:
         base = [Path(folder) / "config.toml"]
-        if not base[0].is_file():
+        if not os.path.isfile(base[0]):
             raise UsageError(
                 f"--resume {folder}: there is no {base[0]}; give a folder that train.py made, or "
                 "put the settings of the run back into that file"
@@ -119,10 +122,18 @@ def parse(cls: type[T], argv: Sequence[str], default: T) -> T:
             raise UsageError(f"unknown flag {flag[1]!r}.{nearest(written, known)} See --help")
     if shutil.get_terminal_size().columns < 40:
         os.environ["COLUMNS"] = "40"  # tyro cannot lay its help out in fewer
-    return tyro.cli(
-        cls, args=list(argv), default=default, config=(tyro.conf.OmitArgPrefixes,),
-        use_underscores=True,
-    )  # fmt: skip
+    # tyro shows words and defaults as they are; no text can drive the terminal from here.
+    said = io.TextIOWrapper(io.BytesIO(), "utf-8", errors="backslashreplace", newline="")
+    try:
+        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+            return tyro.cli(
+                cls, args=list(argv), default=default, config=(tyro.conf.OmitArgPrefixes,),
+                use_underscores=True,
+            )  # fmt: skip
+    except SystemExit as leaving:
+        said.seek(0)
+        print(printable(said.read()), end="", file=sys.stderr if leaving.code else sys.stdout)
+        raise
 
 
 def run_config(command: RunConfig) -> RunConfig:

@@ -11,6 +11,8 @@ from gpt.text.opening import open_text
 
 LARGEST = 1_000_000
 """Bytes of a config file: more is a mistake, or an attack."""
+MOST_DOTS = 50
+"""In a line of it: the parser needs memory by the square of the parts of a dotted key."""
 
 
 def read_toml(paths: list[str | Path]) -> dict[str, Any]:
@@ -25,6 +27,11 @@ def read_toml(paths: list[str | Path]) -> dict[str, Any]:
                 content = file.read(LARGEST + 1)
             if len(content) > LARGEST:
                 raise UsageError(f"config {str(path)!r} is larger than {LARGEST} bytes; shorten it")
+            if max(line.count(b".") for line in content.split(b"\n")) > MOST_DOTS:
+                raise UsageError(
+                    f"config {str(path)!r} has a line with more than {MOST_DOTS} dots, and no "
+                    "setting has one in its name; shorten it"
+                )
             document = tomllib.loads(content.decode("utf-8-sig"))
         except UsageError:
             raise
@@ -56,8 +63,9 @@ def _toml_value(value: object) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
+        special = '"\\.' if value.count(".") > MOST_DOTS else '"\\'
         escaped = "".join(
-            f"\\U{ord(c):08X}" if c in '"\\' or not c.isprintable() else c for c in value
+            f"\\U{ord(c):08X}" if c in special or not c.isprintable() else c for c in value
         )
         return f'"{escaped}"'
     return repr(value)

@@ -20,7 +20,7 @@ RUNS = Path("runs")
 
 def new_folder(name: str, root: Path = RUNS) -> Path:
     """Make ``root/name-1``, or -2, -3, ...: the first that nobody has."""
-    safe = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.") or "run"
+    safe = re.sub(r"[^A-Za-z0-9_-]+", "-", name).strip("-_") or "run"
     try:
         root.mkdir(parents=True, exist_ok=True)
         for number in itertools.count(1):
@@ -109,7 +109,7 @@ def find_run(run: str, runs: Path = RUNS) -> Path:
                 "or name a run folder"
             )
         return max(written, key=lambda path: (written[path], path)).parent.parent
-    if not Path(run).exists():
+    if not os.path.exists(run):
         known = [str(folder.parent) for folder in runs.glob("**/checkpoints")]
         raise CheckpointError(
             f"{run!r} is neither a run folder nor a checkpoint file.{nearest(run, known)} "

@@ -38,14 +38,16 @@ def distribution(
 def penalise_repetition(logits: Tensor, recent: Tensor, penalty: float) -> Tensor:
     """A seen character's logit is divided by the penalty if positive, multiplied if negative.
 
-    ``recent`` is ``(B, R)`` ids. 1 is off, above 1 discourages, below 1 encourages.
+    ``recent`` is ``(B, R)`` ids. 1 is off, above 1 discourages, below 1 encourages. A finite logit
+    stays finite, however extreme the penalty.
     Source: Keskar et al. 2019, arXiv 1909.05858, 4.1 (the sign rule is the usual correction).
     """
     if penalty == 1:
         return logits
     seen = torch.zeros_like(logits, dtype=torch.bool).scatter(-1, recent, True)
-    penalised = torch.where(logits > 0, logits / penalty, logits * penalty)
-    return torch.where(seen, penalised, logits)
+    largest = torch.finfo(logits.dtype).max
+    penalised = torch.where(logits > 0, logits / penalty, logits * penalty).clamp(-largest, largest)
+    return torch.where(seen & logits.isfinite(), penalised, logits)
 
 
 def divide_by_temperature(logits: Tensor, temperature: float) -> Tensor:

@@ -1,6 +1,7 @@
 """The bytes of a file as text, piece by piece, the same on every machine and in every locale."""
 
 import codecs
+import contextlib
 import hashlib
 import io
 from collections.abc import Iterator
@@ -76,8 +77,9 @@ class TextFile:
             try:
                 text = decoder.decode(block, final=not block)
             except UnicodeDecodeError as error:
-                good = error.object[: error.start].decode(codec, "replace")
-                line += newlines.decode(good, final=True).count("\n")
+                with contextlib.suppress(UnicodeError):  # idna cannot replace
+                    good = error.object[: error.start].decode(codec, "replace")
+                    line += newlines.decode(good, final=True).count("\n")
                 raise self._undecodable(error, codec, line, cut_off=not block) from error
             except UnicodeError as error:  # what a few rare codecs raise, without a position
                 raise UsageError(

@@ -6,7 +6,11 @@ import unicodedata
 # Controls, formats (bidi, zero width), surrogates, private use, unassigned, line separators.
 _HIDDEN_CATEGORIES = frozenset(("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"))
 # Letters and marks by category, but nothing is drawn for them.
-_HIDDEN_LETTERS = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u3164\uffa0")
+_HIDDEN_LETTERS = frozenset(
+    "\u034f\u115f\u1160\u17b4\u17b5\u180b\u180c\u180d\u180f\u3164\uffa0"
+    # Selectors of glyphs, but the two of emoji, which readable text is full of.
+    + "".join(map(chr, [*range(0xFE00, 0xFE0E), *range(0xE0100, 0xE01F0)]))
+)
 
 
 def printable(text: str, keep: str = "\n\t") -> str:

@@ -51,7 +51,8 @@ def kinds_of(hint: Any) -> tuple[Any, ...]:
 
 def _shown(value: Any) -> str:
     try:
-        return repr(value)
+        text = repr(value)
+        return text if len(text) <= 200 else f"{text[:200]}..."
     except ValueError:  # Python writes out no more than some thousand digits
         return "a number too long to be shown"
 

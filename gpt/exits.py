@@ -12,6 +12,9 @@ from collections.abc import Callable
 from gpt.errors import UsageError
 from gpt.text.printable import printable
 
+LONGEST = 3000
+"""Characters of a message: a name in a file may have a million."""
+
 
 def exit_code(main: Callable[[], int | None]) -> int:
     """Call a command; turn what a user can cause into one message and an exit code."""
@@ -32,7 +35,10 @@ def exit_code(main: Callable[[], int | None]) -> int:
     try:
         return main() or 0
     except UsageError as error:
-        print(f"error: {printable(str(error))}", file=sys.stderr)
+        message = printable(str(error))
+        if len(message) > LONGEST:
+            message = f"{message[:LONGEST]}..."
+        print(f"error: {message}", file=sys.stderr)
         return error.exit_code
     except (MemoryError, RuntimeError) as error:
         if not isinstance(error, MemoryError) and "t allocate memory" not in str(error):
@@ -45,3 +51,7 @@ def exit_code(main: Callable[[], int | None]) -> int:
         # The reader of our output is gone (| head); keep Python's last flush from complaining.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
+    finally:
+        # Python only ends from here on; a Ctrl-C that it met there would be a traceback.
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -88,36 +88,40 @@ class Run:
 
         Raises what gpt.errors names.
         """
-        for place in (folder, folder / "checkpoints"):
-            sweep(place)
-        check_disk(folder, self.config, self.corpus.tokenizer.vocab_size)
-        self.write_settings(folder)
-        if self.checkpoint:
-            name_best_again(self.checkpoint)
-        first_point = self.first_step + 1 if self.first_step else 0
-        progress = Progress(self.config.training.steps, self.first_step, quiet)
-        with Metrics(folder, first_point) as metrics, Signals() as signals, progress:
-            metrics.text("config", write_toml(self.config), self.first_step)
-            for notice in [*notices, *self.notices]:
-                progress.say(notice)
-            if self.config.machine.compile and (reason := compile_model(self.model)):
-                progress.say(f"--compile does not work here ({reason}); going on without")
-            for line in describe(self.config, self.corpus, self.machine.environment()):
-                progress.say(line)
-            keeper = Keeper(self, folder, metrics, progress, signals)
-            if not self.checkpoint:
-                keeper.save(0)
-            done = loop.train(
-                self.model,
-                self.optimisers,
-                self.corpus.train,
-                self.corpus.val,
-                self.config.training,
-                self.machine.autocast,
-                keeper,
-                self.first_step,
-            )
+        with Signals() as signals:
+            for place in (folder, folder / "checkpoints"):
+                sweep(place)
+            check_disk(folder, self.config, self.corpus.tokenizer.vocab_size)
+            self.write_settings(folder)
+            if self.checkpoint:
+                name_best_again(self.checkpoint)
+            first_point = self.first_step + 1 if self.first_step else 0
+            progress = Progress(self.config.training.steps, self.first_step, quiet)
+            with Metrics(folder, first_point) as metrics, progress:
+                keeper = Keeper(self, folder, metrics, progress, signals)
+                if not self.checkpoint:
+                    keeper.save(0)
+                metrics.text("config", write_toml(self.config), self.first_step)
+                self._introduce(progress, notices)
+                done = loop.train(
+                    self.model,
+                    self.optimisers,
+                    self.corpus.train,
+                    self.corpus.val,
+                    self.config.training,
+                    self.machine.autocast,
+                    keeper,
+                    self.first_step,
+                )
         return Result(done, keeper.val_loss, self.best, signals.stop, metrics.failed)
+
+    def _introduce(self, progress: Progress, notices: Sequence[str]) -> None:
+        for notice in [*notices, *self.notices]:
+            progress.say(notice)
+        if self.config.machine.compile and (reason := compile_model(self.model)):
+            progress.say(f"--compile does not work here ({reason}); going on without")
+        for line in describe(self.config, self.corpus, self.machine.environment()):
+            progress.say(line)
 
     def write_settings(self, folder: Path) -> None:
         """Write config.toml. Raises DiskError."""

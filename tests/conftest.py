@@ -1,12 +1,15 @@
 """Imports from tests/ work, few skips are allowed in CI, injected faults are counted."""
 
 import os
+import signal
 import sys
 from collections.abc import Iterator
 
 import faultcount
 import pytest
 import skips
+
+SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGUSR1") if hasattr(signal, name)]
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     # Before anything imports torch, and for the processes that a test starts as well: the OpenMP
@@ -30,8 +33,11 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 @pytest.fixture(autouse=True)
 def _process_wide_settings_come_back() -> Iterator[None]:
-    """A run flushes denormals; the next test must not find that still so."""
+    """A run flushes denormals, a command that ends leaves signals alone: not for the next test."""
+    before = {number: signal.getsignal(number) for number in SIGNALS}
     yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
     torch = sys.modules.get("torch")
     if torch:
         torch.set_flush_denormal(False)

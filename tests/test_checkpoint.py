@@ -389,7 +389,7 @@ def test_a_checkpoint_that_the_disk_garbles_is_not_given_its_name(folder, state,
         file.file.seek(0, 2)
 
     monkeypatch.setattr(torch, "save", garbled)
-    with pytest.raises(CheckpointError, match="fails its checksum"):
+    with pytest.raises(CheckpointError, match="Bad CRC-32"):
         save(folder, state, 2)
     assert names(folder) == ["step-00000001.pt"]
 
@@ -577,7 +577,7 @@ WRONG = {
     "config negative": (set_config(n_layers=-1), "refused: n_layers = -1 is less than 1"),
     "config other": (set_config(norm="rms"), r"'blocks\.0\.norm_1\.beta' is unknown"),
     "many layers": (set_config(n_layers=10**9), "1,000,000,000 layers"),
-    "too long an int": (set_config(n_layers=-(10**5000)), "Unsupported operand 139"),
+    "too long an int": (set_config(n_layers=-(10**5000)), "it uses LONG4"),
     "wide": (set_config(d_model=6 * 10**17), "config describes"),
     "wide inside": (set_config(d_ff=10**12), "config describes"),
     "long context": (set_config(context_length=10**12), "config describes"),

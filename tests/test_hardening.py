@@ -174,7 +174,7 @@ def test_an_old_format_that_hides_behind_a_zip_is_refused(config, tmp_path):
     trained(config, tmp_path / "run")
     path = tmp_path / "run" / "checkpoints" / "step-00000003.pt"
     (tmp_path / "poly.pt").write_bytes(b"\x80\x02}q\x00." + path.read_bytes())
-    with pytest.raises(CheckpointError, match="does not begin as"):
+    with pytest.raises(CheckpointError, match="does not begin and end as"):
         load_checkpoint(tmp_path / "poly.pt")
 
 

@@ -70,26 +70,28 @@ def test_a_flipped_bit_in_a_tensor_is_noticed(path):
     at = good.index(DATA["weights"]["a"].numpy().tobytes()) + 4 * 17
     path.write_bytes(good[:at] + bytes([good[at] ^ 64]) + good[at + 1 :])
     assert not equal(torch.load(path, weights_only=True), DATA), "torch has begun to check"
-    refused(path, "damaged: entry 'data/data/0' fails its checksum")
+    refused(path, "damaged.*Bad CRC-32 for file 'data/data/0'")
 
 
 def test_a_file_cut_anywhere_is_refused(path):
     good = path.read_bytes()
     for length in range(0, len(good), 97):
         path.write_bytes(good[:length])
-        refused(path, "empty" if length == 0 else "damaged, or not a file of torch.save")
+        refused(path, "empty" if length == 0 else "not begin and end as a file of torch.save")
 
 
 def test_a_tail_of_zeros_is_refused(path):
     good = path.read_bytes()
     path.write_bytes(good[:-300] + bytes(300))
-    refused(path, "damaged")
+    refused(path, "not begin and end")
+    path.write_bytes(good + bytes(7))
+    refused(path, "not begin and end")
 
 
 @pytest.mark.parametrize("contents", [b"\x89PNG\r\n\x1a\n" + bytes(50), b"step loss\n1 2.3\n"])
 def test_another_kind_of_file_is_refused(path, contents):
     path.write_bytes(contents)
-    refused(path, "not a file of torch.save")
+    refused(path, "not begin and end as a file of torch.save")
 
 
 def test_a_folder_or_a_pipe_in_the_place_of_the_file_is_refused(tmp_path):
@@ -103,7 +105,7 @@ def test_a_torch_archive_of_another_kind_is_refused(path):
     refused(path, "holds a Tensor, not a checkpoint")
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("readme.txt", "hello")
-    refused(path, "torch cannot read it")
+    refused(path, "no data.pkl or several; it is not a file of torch.save")
 
 
 class Runs:
@@ -142,7 +144,7 @@ def test_other_ways_to_call_a_function_run_no_code_either(path, tmp_path, protoc
     else:
         call = f"(S'touch {marker}'\nios\nsystem\n.".encode()
         rewritten(path, lambda name, old: call if name.endswith("data.pkl") else old)
-        refused(path, "torch cannot read it: Unsupported operand")
+        refused(path, "uses STRING, which torch.save does not write")
     assert not marker.exists()
 
 
@@ -155,14 +157,19 @@ def test_names_that_torch_allows_but_a_checkpoint_does_not_need_are_refused(path
     refused(path, "asks for ")
 
 
-def test_a_name_hidden_in_a_second_pickle_or_in_capitals_is_refused(path):
-    torch.save({"model": Runs(torch.Tensor, 5)}, path)
+def test_a_second_pickle_is_not_read(path, tmp_path):
+    marker = tmp_path / "marker"
+    torch.save({"model": Runs(open, str(marker), "w")}, path)
     with zipfile.ZipFile(path) as archive:
         pickle = archive.read("data/data.pkl")
     torch.save(DATA, path)
     with zipfile.ZipFile(path, "a") as archive:
         archive.writestr("data/extra/DATA.pkl", pickle)
-    refused(path, "asks for 'torch.Tensor'")
+    assert equal(read_plain(path), DATA)
+    assert not marker.exists()
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("data/extra/data.pkl", pickle)
+    refused(path, "no data.pkl or several")
 
 
 @pytest.mark.parametrize("value", [("a", "b"), b"bytes", {2.5: 1}, {None: 1}])
@@ -175,16 +182,16 @@ def test_a_compressed_entry_is_refused_before_it_is_opened(path):
     torch.save({"zeros": torch.zeros(5_000_000)}, path)
     rewritten(path, lambda name, contents: contents, compression=zipfile.ZIP_DEFLATED)
     assert path.stat().st_size < 100_000
-    refused(path, "compressed, repeated or larger than the file")
+    refused(path, "compressed or repeated")
     torch.save({"noise": torch.randn(50)}, path)
     rewritten(path, lambda name, contents: contents, compression=zipfile.ZIP_DEFLATED)
-    refused(path, "compressed, repeated or larger than the file")
+    refused(path, "compressed or repeated")
 
 
 def test_a_repeated_entry_is_refused(path):
     with zipfile.ZipFile(path, "a") as archive, pytest.warns(UserWarning, match="Duplicate"):
         archive.writestr("data/version", b"3\n")
-    refused(path, "compressed, repeated or larger than the file")
+    refused(path, "compressed or repeated")
 
 
 def test_a_storage_that_claims_more_than_is_there_is_refused(path):
@@ -192,7 +199,7 @@ def test_a_storage_that_claims_more_than_is_there_is_refused(path):
     with zipfile.ZipFile(path) as archive:
         claimed = archive.read("data/data.pkl").replace(b"Kdt", b"M\x10\x27t")
     rewritten(path, lambda name, old: claimed if name.endswith("data.pkl") else old)
-    refused(path, "torch cannot read it")
+    refused(path, r"a tensor of shape \(100,\) in 400 bytes")
 
 
 def test_tensors_that_repeat_a_small_storage_are_refused(path):
@@ -200,7 +207,7 @@ def test_tensors_that_repeat_a_small_storage_are_refused(path):
     refused(path, "not a plain array")
     storage = torch.zeros(1000)
     torch.save({"a": [storage.view(1000) for _ in range(50)]}, path)
-    refused(path, "more tensor bytes than it can hold")
+    refused(path, "the entry 'data/data/0' is not there, or used twice")
 
 
 def test_a_structure_that_unfolds_without_end_is_refused(path):
@@ -208,7 +215,7 @@ def test_a_structure_that_unfolds_without_end_is_refused(path):
     for _ in range(7):
         nested = [nested] * 100
     torch.save({"a": nested}, path)
-    refused(path, "more values than it can hold")
+    refused(path, "uses a part of itself twice")
     deep: list = []
     for _ in range(50):
         deep = [deep]

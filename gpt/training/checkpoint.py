@@ -9,7 +9,9 @@ leaves a good one. Order is by the step in the name, never by a clock.
 import contextlib
 import copy
 import itertools
+import os
 import re
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +27,7 @@ from gpt.model.gpt import GPT
 from gpt.text.tokenizer import CharTokenizer
 from gpt.training import disk
 from gpt.training.atomic import link_atomically, make_folder, write_atomically
-from gpt.training.integrity import non_finite, read_plain, tensors, verify_archive
+from gpt.training.integrity import non_finite, read_plain, tensors, verify
 from gpt.training.schema import FORMAT_VERSION, NewerFormatError, WithoutDraws, check_state
 
 KEPT = 2
@@ -75,7 +77,7 @@ def save_checkpoint(folder: Path, state: dict[str, Any], *, is_best: bool) -> Pa
         target,
         lambda file: torch.save(plain, cast(IO[bytes], file)),
         needed=needed,
-        check=verify_archive,
+        check=verify,
     )
     if is_best:
         link_atomically(target, folder / "best.pt")
@@ -108,21 +110,22 @@ def load_checkpoint(
     if not path.is_dir():
         return _read(path)
     folder = path / "checkpoints" if (path / "checkpoints").is_dir() else path
-    try:
-        candidates = _newest_first(folder)
-    except OSError as error:
-        raise CheckpointError(f"cannot look into {str(folder)!r}: {error.strerror}") from error
-    best = [p for p in [folder / "best.pt"] if p.exists()]
-    candidates = best + candidates if prefer == "best" else candidates + best
     notices: list[str] = []
-    for candidate in candidates:
-        try:
-            return _read(candidate, tuple(notices))
-        except NewerFormatError:
-            raise
-        except CheckpointError as error:
-            kept = _set_aside(candidate) if set_aside and _is_damage(error) else ""
-            notices.append(f"{error}{kept}")
+    changed = True
+    while changed:  # a training run replaced what it had saved: look again
+        changed = False
+        notices.clear()
+        for candidate in _candidates(folder, prefer):
+            try:
+                return _read(candidate, tuple(notices))
+            except NewerFormatError:
+                raise
+            except CheckpointError as error:
+                if not os.path.lexists(candidate):
+                    changed = True
+                    continue
+                kept = _set_aside(candidate) if set_aside and _is_damage(error) else ""
+                notices.append(f"{error}{kept}")
     if not notices:
         raise CheckpointError(
             f"there is no checkpoint in {str(folder)!r}; train first, or give another run folder"
@@ -204,9 +207,20 @@ def _read(path: Path, notices: tuple[str, ...] = ()) -> Checkpoint:
         reason = error.strerror or str(error)
         raise CheckpointError(f"cannot read checkpoint {str(path)!r}: {reason}") from error
     except CheckpointError as error:
-        message = f"checkpoint {str(path)!r} cannot be used: {error}"
+        reason = textwrap.shorten(str(error), 600, placeholder="...")  # a stranger chose its words
+        message = f"checkpoint {str(path)!r} cannot be used: {reason}"
         raise type(error)(message) from error
     return Checkpoint(path=path, notices=notices, **state)
+
+
+def _candidates(folder: Path, prefer: str) -> list[Path]:
+    """The checkpoints of a folder, in the order in which they are tried."""
+    try:
+        steps = _newest_first(folder)
+    except OSError as error:
+        raise CheckpointError(f"cannot look into {str(folder)!r}: {error.strerror}") from error
+    best = [path for path in [folder / "best.pt"] if path.exists()]
+    return best + steps if prefer == "best" else steps + best
 
 
 def _is_damage(error: CheckpointError) -> bool:
@@ -217,8 +231,8 @@ def _is_damage(error: CheckpointError) -> bool:
 def _set_aside(path: Path) -> str:
     """Rename a damaged file out of the way; what to tell about it."""
     names = itertools.chain([".corrupt"], (f".corrupt-{n}" for n in itertools.count(2)))
-    free = next(p for p in (path.with_name(path.name + name) for name in names) if not p.exists())
     try:
+        free = next(p for n in names if not (p := path.with_name(path.name + n)).exists())
         disk.replace(path, free)
     except OSError as error:
         return f" (it stays where it is: {error.strerror})"

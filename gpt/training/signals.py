@@ -32,10 +32,11 @@ class Signals:
             signal.signal(number, handler)
 
     def _stop(self, number: int, _frame: FrameType | None) -> None:
+        if self.stop:
+            # Only now: a second one may have been under way while the first was heard.
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
         self.stop = number
-        for other in self.before:
-            if signal.getsignal(other) == self._stop:
-                signal.signal(other, signal.SIG_DFL)
 
     def _save(self, _number: int, _frame: FrameType | None) -> None:
         self.save = True

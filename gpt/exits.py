@@ -1,4 +1,4 @@
-"""How a command ends: errors become one message and an exit code, never a traceback.
+"""How a command begins and ends: streams and signals, one message for an error, an exit code.
 
 Imported before anything that takes time, so that Ctrl-C is answered from the start.
 """
@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from types import FrameType
 
 from gpt.errors import UsageError
 from gpt.text.printable import printable
@@ -21,24 +22,16 @@ def exit_code(main: Callable[[], int | None]) -> int:
     # Idle OpenMP threads spin for milliseconds by default. Where anything else runs on the machine,
     # that makes two threads slower than one. Read when torch is imported.
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
-    if hasattr(
-        signal, "SIGUSR1"
-    ):  # it asks a run to save; before and after, it is no reason to die
+    _open_streams()
+    hear_interrupts()
+    if hasattr(signal, "SIGUSR1"):  # it asks a run to save, and must not end what is none
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-    for name in ("stdin", "stdout", "stderr"):
-        if getattr(sys, name) is None:  # the shell closed it: nobody listens, nobody speaks
-            mode = "r" if name == "stdin" else "w"
-            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # UTF-8 whatever the locale says
-            stream.reconfigure(encoding="utf-8", errors="backslashreplace")
     try:
         return main() or 0
     except UsageError as error:
         message = printable(str(error))
-        if len(message) > LONGEST:
-            message = f"{message[:LONGEST]}..."
-        print(f"error: {message}", file=sys.stderr)
+        print("error:", message if len(message) <= LONGEST else f"{message[:LONGEST]}...",
+              file=sys.stderr)  # fmt: skip
         return error.exit_code
     except (MemoryError, RuntimeError) as error:
         if not isinstance(error, MemoryError) and "t allocate memory" not in str(error):
@@ -53,5 +46,30 @@ def exit_code(main: Callable[[], int | None]) -> int:
         return 141
     finally:
         # Python only ends from here on; a Ctrl-C that it met there would be a traceback.
-        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        if signal.getsignal(signal.SIGINT) is _interrupt:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def hear_interrupts() -> None:
+    """Let the next Ctrl-C be a KeyboardInterrupt, and the one after it end the process at once.
+
+    Where Ctrl-C is ignored (a background job of a script), it stays so.
+    """
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, _interrupt)
+
+
+def _interrupt(number: int, _frame: FrameType | None) -> None:
+    signal.signal(number, signal.SIG_DFL)  # the answer to the first must not meet a second
+    raise KeyboardInterrupt
+
+
+def _open_streams() -> None:
+    """Three streams, in UTF-8 whatever the locale says; the null device for those closed."""
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:
+            mode = "r" if name == "stdin" else "w"
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(encoding="utf-8", errors="backslashreplace")

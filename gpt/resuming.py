@@ -7,7 +7,7 @@ from gpt.corpus import read_text
 from gpt.errors import UsageError
 from gpt.text.reading import Corpus
 from gpt.training.checkpoint import Checkpoint, load_checkpoint
-from gpt.training.machine import Machine
+from gpt.training.machine import Machine, set_up
 
 
 def resume_point(
@@ -18,6 +18,9 @@ def resume_point(
     The caller owns the folder. Raises CheckpointError or UsageError when the run cannot go on as
     this config asks.
     """
+    # First: a thread of torch treats denormals as the thread that started it did at that moment,
+    # and the checks of a checkpoint start threads.
+    set_up(config.machine)
     checkpoint = load_checkpoint(folder, prefer="newest", set_aside=True)
     notices = [*checkpoint.notices, f"resumed at step {checkpoint.step}"]
     if checkpoint.step == config.training.steps:

@@ -155,11 +155,12 @@ class Keeper:
         if loss is not None:
             self.metrics.write(step, {"loss/val": loss})
         self.progress.evaluated(step, loss, better)
+        # Before the save: a run that dies after it would not write them any more.
+        if self.run.config.training.sample_chars:
+            self._sample(step)
         self.metrics.flush()
         if step:
             self.save(step, {"step": step, "loss": loss} if better else None)
-        if self.run.config.training.sample_chars:
-            self._sample(step)
 
     def failed(self, step: int, values: dict[str, float]) -> None:
         self.metrics.write(step, values)
@@ -173,7 +174,6 @@ class Keeper:
 
     def stopped(self, step: int) -> None:
         self.progress.say(f"stopping after step {step}; saving")
-        self.metrics.flush()
         self.save(step)
 
     def _sample(self, step: int) -> None:
@@ -190,6 +190,7 @@ class Keeper:
         A disk that refuses is a warning, and the next save tries again. Raises DiskError where
         there is no next one, or too many have failed in a row.
         """
+        self.metrics.flush()  # a resumed run begins its curves where the checkpoint ends them
         try:
             self._save(step, new_best)
         except DiskError as error:

@@ -11,6 +11,7 @@ from typing import TextIO
 import torch
 
 from gpt.errors import DiskError, UsageError
+from gpt.exits import hear_interrupts
 from gpt.model.gpt import GPT
 from gpt.sampling.generate import generate
 from gpt.sampling.options import SampleCommand
@@ -130,6 +131,7 @@ class Writer:
                 continue
             with contextlib.suppress(KeyboardInterrupt):
                 self.write(prompt, turn)
+            hear_interrupts()
             self.output.end_line()
             turn += 1
         if at_terminal:

@@ -41,6 +41,7 @@ RULES = {
         "gpt.sampling",
         "gpt.commandline",
         "gpt.corpus",
+        "gpt.exits",
         "gpt.run",
         "gpt.resuming",
         "gpt.runfolder",

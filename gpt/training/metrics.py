@@ -65,10 +65,11 @@ class Metrics:
         self.text("sample", text, step)
 
     def flush(self) -> None:
-        """Hand everything written so far to the operating system."""
+        """Force everything written so far to the disk."""
         with self._guarded() as works:
             if works:
                 self._lines.flush()
+                os.fsync(self._lines.fileno())
                 self._board.flush()
                 if os.fstat(self._lines.fileno()).st_nlink == 0:
                     raise FileNotFoundError(errno.ENOENT, "deleted", self._lines.name)

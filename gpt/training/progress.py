@@ -6,6 +6,7 @@ Nothing here raises when a reader goes away, a terminal is closed or the disk of
 import contextlib
 import os
 import sys
+import time
 from collections.abc import Iterator
 from typing import TextIO
 
@@ -40,6 +41,8 @@ class Progress:
         if sys.stderr.isatty() and not quiet:
             with _while_heard():
                 self.bar = tqdm(total=steps, initial=first_step, unit="step", dynamic_ncols=True)
+                self.bar._time = time.monotonic  # tqdm's own is the time of day, which may be set
+                self.bar.start_t = self.bar.last_print_t = time.monotonic()
         self.val_loss: float | None = None
         self.part = 20 * first_step // steps
 

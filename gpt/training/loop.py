@@ -79,7 +79,7 @@ def train(
 
     done = first_step
     model.train()
-    if done == 0 and observer.goes_on(0):
+    if done == 0:
         evaluation()
     clock = _Clock()
     while done < config.steps and observer.goes_on(done):

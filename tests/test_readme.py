@@ -34,6 +34,13 @@ def test_every_use_is_among_the_commands():
     assert any(line.startswith("tensorboard ") for line in COMMANDS)
 
 
+def test_every_file_of_the_faults_that_is_named_exists():
+    table = README.partition("## What you cannot lose")[2].partition("Not promised")[0]
+    named = re.findall(r"`(test_\w+\.py)`", table)
+    assert len(named) > 9
+    assert not [name for name in named if not (ROOT / "tests" / "faults" / name).is_file()]
+
+
 def test_every_file_that_is_named_exists():
     for name in re.findall(r"`((?:gpt|tests|configs|benchmarks|data)/[\w./]*)`", README):
         assert (ROOT / name).exists(), name

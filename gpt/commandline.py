@@ -122,7 +122,8 @@ def parse(cls: type[T], argv: Sequence[str], default: T) -> T:
             raise UsageError(f"unknown flag {flag[1]!r}.{nearest(written, known)} See --help")
     if shutil.get_terminal_size().columns < 40:
         os.environ["COLUMNS"] = "40"  # tyro cannot lay its help out in fewer
-    # tyro shows words and defaults as they are; no text can drive the terminal from here.
+    # tyro shows words and defaults as they are, and no text may drive the terminal. A stream of
+    # this kind has an encoding; without one tyro draws no boxes.
     said = io.TextIOWrapper(io.BytesIO(), "utf-8", errors="backslashreplace", newline="")
     try:
         with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):

@@ -9,12 +9,13 @@ import signal
 import sys
 from collections.abc import Callable
 from types import FrameType
+from typing import TextIO
 
 from gpt.errors import UsageError
-from gpt.text.printable import printable
+from gpt.text.printable import printable, shortened
 
-LONGEST = 3000
-"""Characters of a message: a name in a file may have a million."""
+LONGEST_MESSAGE = 3000
+"""Characters."""
 
 
 def exit_code(main: Callable[[], int | None]) -> int:
@@ -29,9 +30,7 @@ def exit_code(main: Callable[[], int | None]) -> int:
     try:
         return main() or 0
     except UsageError as error:
-        message = printable(str(error))
-        print("error:", message if len(message) <= LONGEST else f"{message[:LONGEST]}...",
-              file=sys.stderr)  # fmt: skip
+        print("error:", shortened(printable(str(error)), LONGEST_MESSAGE), file=sys.stderr)
         return error.exit_code
     except (MemoryError, RuntimeError) as error:
         if not isinstance(error, MemoryError) and "t allocate memory" not in str(error):
@@ -42,7 +41,7 @@ def exit_code(main: Callable[[], int | None]) -> int:
         return 130
     except BrokenPipeError:
         # The reader of our output is gone (| head); keep Python's last flush from complaining.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        discard(sys.stdout)
         return 141
     finally:
         # Python only ends from here on; a Ctrl-C that it met there would be a traceback.
@@ -57,6 +56,12 @@ def hear_interrupts() -> None:
     """
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, _interrupt)
+
+
+def discard(stream: TextIO) -> None:
+    """Let what is written to the stream, and what is still in its buffer, go nowhere."""
+    with open(os.devnull, "wb") as null:
+        os.dup2(null.fileno(), stream.fileno())
 
 
 def _interrupt(number: int, _frame: FrameType | None) -> None:

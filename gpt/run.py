@@ -22,7 +22,7 @@ from gpt.sampling.generate import generate
 from gpt.sampling.prompts import prepare
 from gpt.text.reading import Corpus
 from gpt.training import loop
-from gpt.training.atomic import sweep, write_atomically
+from gpt.training.atomic import sweep, sync_name, write_atomically
 from gpt.training.checkpoint import (
     Checkpoint,
     name_best_again,
@@ -93,6 +93,7 @@ class Run:
                 sweep(place)
             check_disk(folder, self.config, self.corpus.tokenizer.vocab_size)
             self.write_settings(folder)
+            sync_name(folder)
             if self.checkpoint:
                 name_best_again(self.checkpoint)
             first_point = self.first_step + 1 if self.first_step else 0
@@ -139,6 +140,7 @@ class Keeper:
         self.metrics, self.progress, self.signals = metrics, progress, signals
         self.val_loss: float | None = None
         self.failed_saves = 0
+        self.saved_step = run.first_step if run.checkpoint else -1
         config, vocab_size = run.config, run.corpus.tokenizer.vocab_size
         step = config.training.batch_size * config.training.grad_accumulation
         self.flops = training_flops(config, vocab_size) / (step * config.model.context_length)
@@ -150,31 +152,33 @@ class Keeper:
         self.progress.logged(step, values)
 
     def evaluated(self, step: int, loss: float | None) -> None:
-        self.val_loss, best = loss, self.run.best
-        better = step > 0 and loss is not None and (best is None or loss < best["loss"])
+        self.val_loss, before = loss, self.run.best
+        better = step > 0 and loss is not None and (before is None or loss < before["loss"])
         if loss is not None:
             self.metrics.write(step, {"loss/val": loss})
         self.progress.evaluated(step, loss, better)
-        # Before the save: a run that dies after it would not write them any more.
         if self.run.config.training.sample_chars:
             self._sample(step)
-        self.metrics.flush()
         if step:
-            self.save(step, {"step": step, "loss": loss} if better else None)
+            best = {"step": step, "loss": loss} if better else None
+            self.save(step, best, last=step == self.run.config.training.steps)
+        else:
+            self.metrics.flush()
 
     def failed(self, step: int, values: dict[str, float]) -> None:
         self.metrics.write(step, values)
 
-    def goes_on(self, step: int) -> bool:
+    def before_step(self, step: int) -> bool:
         if self.signals.save:
             self.signals.save = False
-            self.save(step)
-            self.progress.say(f"saved at step {step}, as a signal asked")
+            if self.save(step):
+                self.progress.say(f"saved at step {step}, as a signal asked")
         return not self.signals.stop
 
     def stopped(self, step: int) -> None:
         self.progress.say(f"stopping after step {step}; saving")
-        self.save(step)
+        if self.saved_step != step:
+            self.save(step, last=True)
 
     def _sample(self, step: int) -> None:
         training, tokenizer = self.run.config.training, self.run.corpus.tokenizer
@@ -184,23 +188,26 @@ class Keeper:
         self.progress.say("\n" + "\n".join("    " + line for line in text.split("\n")) + "\n")
         self.metrics.sample(text, step)
 
-    def save(self, step: int, new_best: dict[str, Any] | None = None) -> None:
-        """Save a checkpoint, the best of the run if ``new_best`` is given.
+    def save(
+        self, step: int, new_best: dict[str, Any] | None = None, *, last: bool = False
+    ) -> bool:
+        """Save a checkpoint, the best of the run if ``new_best`` is given; return whether it was.
 
         A disk that refuses is a warning, and the next save tries again. Raises DiskError where
-        there is no next one, or too many have failed in a row.
+        this is the ``last`` one, or too many have failed in a row.
         """
-        self.metrics.flush()  # a resumed run begins its curves where the checkpoint ends them
+        self.metrics.flush()  # first: a resumed run begins its curves where the checkpoint is
         try:
             self._save(step, new_best)
         except DiskError as error:
             self.failed_saves += 1
-            at_the_end = step == self.run.config.training.steps or self.signals.stop
-            if at_the_end or self.failed_saves == MOST_FAILED_SAVES:
+            if last or self.failed_saves == MOST_FAILED_SAVES:
                 raise
             warn(f"{error}. Training goes on, and the next save tries again")
-        else:
-            self.failed_saves = 0
+            return False
+        self.failed_saves = 0
+        self.saved_step = step
+        return True
 
     def _save(self, step: int, new_best: dict[str, Any] | None) -> None:
         run = self.run

@@ -15,6 +15,7 @@ import gpt.training.checkpoint as module
 from gpt.config import ModelConfig, RunConfig, to_flat
 from gpt.errors import CheckpointError, DiskError, NonFiniteError
 from gpt.model.gpt import GPT
+from gpt.training import archive
 from gpt.training.atomic import sweep
 from gpt.training.checkpoint import (
     load_checkpoint,
@@ -389,8 +390,20 @@ def test_a_checkpoint_that_the_disk_garbles_is_not_given_its_name(folder, state,
         file.file.seek(0, 2)
 
     monkeypatch.setattr(torch, "save", garbled)
-    with pytest.raises(CheckpointError, match="Bad CRC-32"):
+    with pytest.raises(DiskError, match="Bad CRC-32"):
         save(folder, state, 2)
+    assert names(folder) == ["step-00000001.pt"]
+
+
+def test_too_little_memory_is_not_taken_for_damage(folder, state, monkeypatch):
+    save(folder, state, 1)
+
+    def none_left(*_):
+        raise MemoryError
+
+    monkeypatch.setattr(archive, "_tensor", none_left)
+    with pytest.raises(MemoryError):
+        load_checkpoint(folder, prefer="newest", set_aside=True)
     assert names(folder) == ["step-00000001.pt"]
 
 

@@ -29,7 +29,7 @@ RULES = {
     "gpt.model.block": {"gpt.errors", "gpt.config", *LEAVES},
     "gpt.model.gpt": {"gpt.errors", "gpt.config", "gpt.model"},
     "gpt.model.count": {"gpt.config", "gpt.model.block"},
-    "gpt.training": BELOW | {"gpt.training"},
+    "gpt.training": BELOW | {"gpt.training", "gpt.exits"},
     "gpt.sampling": BELOW | {"gpt.sampling"},
     "gpt.exits": {"gpt.errors", "gpt.text"},
     "gpt.commandline": SETTINGS | {"gpt.text"},

@@ -208,6 +208,9 @@ def test_tensors_that_repeat_a_small_storage_are_refused(path):
     storage = torch.zeros(1000)
     torch.save({"a": [storage.view(1000) for _ in range(50)]}, path)
     refused(path, "the entry 'data/data/0' is not there, or used twice")
+    one = torch.zeros(1000)
+    torch.save({"a": [one] * 50}, path)
+    refused(path, "uses a part of itself twice")
 
 
 def test_a_structure_that_unfolds_without_end_is_refused(path):

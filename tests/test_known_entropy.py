@@ -36,7 +36,7 @@ class Losses(dict):
     def evaluated(self, step, loss):
         self[step] = loss
 
-    def goes_on(self, step):
+    def before_step(self, step):
         return True
 
 

@@ -40,7 +40,7 @@ class Recorder:
     def stopped(self, step):
         self.stops.append(step)
 
-    def goes_on(self, step):
+    def before_step(self, step):
         return self.stop_at is None or self.stop_at not in self.points
 
 

@@ -133,6 +133,15 @@ def test_a_damaged_line_before_the_last_is_named(tmp_path, bad):
         read_metrics(tmp_path)
 
 
+def test_numbers_too_large_to_be_read_do_not_stop_a_run(tmp_path, capsys):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "lr": 1%s}\n' % ("0" * 400))
+    (tmp_path / "samples.txt").write_text(f"--- step {'9' * 5000} ---\nto be\n")
+    with Metrics(tmp_path, 2) as metrics:
+        metrics.write(2, {"lr": 0.5})
+    assert metrics.failed == ""
+    assert read_metrics(tmp_path) == {"lr": [(2, 0.5)]}
+
+
 def test_a_folder_without_metrics_is_named(tmp_path):
     with pytest.raises(UsageError, match=r"metrics\.jsonl.*give the folder of a training run"):
         read_metrics(tmp_path)

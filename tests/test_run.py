@@ -12,6 +12,7 @@ from gpt.errors import FolderInUseError, NonFiniteError, UsageError
 from gpt.resuming import resume_point
 from gpt.run import Keeper, Run
 from gpt.runfolder import given_folder, new_folder, owner
+from gpt.training import disk
 from gpt.training.checkpoint import load_checkpoint
 from gpt.training.curves import read_metrics
 
@@ -229,3 +230,48 @@ def test_two_placements_start_alike_and_see_the_same_batches(text, tmp_path):
         assert [s for s, _ in curves[0][tag]] == [s for s, _ in curves[1][tag]]
     assert curves[0]["loss/val"] != curves[1]["loss/val"]
     assert results[0] != results[1]
+
+
+def saved_steps(monkeypatch) -> list[int]:
+    """The steps of all saves from now on."""
+    steps, original = [], Keeper._save
+
+    def save(keeper, step, new_best):
+        steps.append(step)
+        original(keeper, step, new_best)
+
+    monkeypatch.setattr(Keeper, "_save", save)
+    return steps
+
+
+def test_a_run_stopped_at_an_evaluation_saves_once(text, tmp_path, monkeypatch):
+    steps = saved_steps(monkeypatch)
+    result = stop_at(started(config_for(text), tmp_path / "run"), 2).go()
+    assert result.steps == 2
+    assert steps == [0, 2]
+
+
+def test_a_save_that_reads_back_damaged_is_tried_again(text, tmp_path, monkeypatch, capsys):
+    write, n_writes = disk.write, 0
+
+    def flip(file, data):
+        nonlocal n_writes
+        n_writes += 1
+        if "step-00000002" in file.name and len(data) > 500:
+            data = bytes(data[:300]) + bytes([data[300] ^ 1]) + bytes(data[301:])
+        return write(file, data)
+
+    monkeypatch.setattr(disk, "write", flip)
+    assert started(config_for(text), tmp_path / "run").go().steps == 6
+    warnings = capsys.readouterr().err
+    assert "cannot be read back" in warnings
+    assert "next save tries again" in warnings
+    checkpoints = tmp_path / "run" / "checkpoints"
+    assert load_checkpoint(checkpoints, prefer="newest").step == 6
+    assert not list(checkpoints.glob("*2.pt"))
+
+
+def test_a_link_to_nowhere_among_the_checkpoints_does_not_stop_a_resumed_run(text, tmp_path):
+    stop_at(started(config_for(text), tmp_path / "run"), 3).go()
+    (tmp_path / "run" / "checkpoints" / "step-00000009.pt").symlink_to(tmp_path / "nowhere")
+    assert resumed(config_for(text), tmp_path / "run").go().steps == 6

@@ -23,6 +23,11 @@ def printable(text: str, keep: str = "\n\t") -> str:
     return "".join(char if char in keep else _shown(char) for char in text)
 
 
+def shortened(text: str, most: int) -> str:
+    """At most so many characters of the text: a name in a stranger's file may have a million."""
+    return text if len(text) <= most else f"{text[:most]}..."
+
+
 @functools.lru_cache(maxsize=4096)
 def _shown(char: str) -> str:
     if unicodedata.category(char) not in _HIDDEN_CATEGORIES and char not in _HIDDEN_LETTERS:

@@ -21,7 +21,7 @@ MOST_OPCODES = 1_000_000
 """Of a pickle: a checkpoint of 10,000 tensors has a third."""
 
 _TENSOR = "torch._utils _rebuild_tensor_v2"
-_HOOKS = "collections OrderedDict"
+_ORDERED_DICT = "collections OrderedDict"
 _DTYPES = {
     "torch FloatStorage": torch.float32,
     "torch DoubleStorage": torch.float64,
@@ -36,10 +36,10 @@ _DTYPES = {
 }
 
 
-class _Name(NamedTuple):
+class _Global(NamedTuple):
     """A name that a pickle asks for. It is compared, never looked up."""
 
-    of: str
+    name: str
 
 
 class _Storage(NamedTuple):
@@ -64,30 +64,39 @@ def read_archive(file: IO[bytes]) -> Any:
         raise CheckpointError("it does not begin and end as a file of torch.save")
     try:
         with zipfile.ZipFile(file) as archive:
-            entries = _checked(archive, n_bytes)
-            data = {name: archive.read(name) for name in entries}  # each against its checksum
-        roots = [name.removesuffix("data.pkl") for name in entries if name.endswith("data.pkl")]
-        if len(roots) != 1:
-            raise CheckpointError("it has no data.pkl or several; it is not a file of torch.save")
-        (root,) = roots
-        if data.get(f"{root}byteorder", b"little") != b"little":
-            raise CheckpointError("it is from a machine with another order of bytes")
-
-        def tensor(storage: _Storage, *shape: Any) -> Tensor:
-            key = f"{root}data/{storage.key}"
-            if key not in data:
-                raise CheckpointError(f"the entry {key!r} is not there, or used twice")
-            return _tensor(data.pop(key), storage, *shape)
-
-        return interpret(data[f"{root}data.pkl"], tensor)
-    except (OSError, CheckpointError):
+            return _read(archive, _entry_names(archive, n_bytes))
+    except (OSError, MemoryError, CheckpointError):
         raise
     except Exception as error:
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
         raise CheckpointError(f"it is damaged, or not a file of torch.save: {reason}") from error
 
 
-def interpret(pickle: bytes, tensor: Callable[..., Tensor]) -> Any:
+def _read(archive: zipfile.ZipFile, names: list[str]) -> Any:
+    roots = [name.removesuffix("data.pkl") for name in names if name.endswith("data.pkl")]
+    if len(roots) != 1:
+        raise CheckpointError("it has no data.pkl or several; it is not a file of torch.save")
+    (root,) = roots
+    unread = set(names)
+
+    def read(name: str) -> bytes:
+        if name not in unread:
+            raise CheckpointError(f"the entry {name!r} is not there, or used twice")
+        unread.remove(name)
+        return archive.read(name)  # and compare its checksum
+
+    def tensor(storage: _Storage, *shape: Any) -> Tensor:
+        return _tensor(read(f"{root}data/{storage.key}"), storage, *shape)
+
+    if f"{root}byteorder" in unread and read(f"{root}byteorder") != b"little":
+        raise CheckpointError("it is from a machine with another order of bytes")
+    whole = _interpret(read(f"{root}data.pkl"), tensor)
+    for name in sorted(unread):  # nobody asked for them, but damage is damage
+        read(name)
+    return whole
+
+
+def _interpret(pickle: bytes, tensor: Callable[..., Tensor]) -> Any:
     """The data that a pickle of torch.save describes; ``tensor`` makes one from its parts.
 
     Raises CheckpointError for what torch.save does not write, and any other exception for what
@@ -98,26 +107,33 @@ def interpret(pickle: bytes, tensor: Callable[..., Tensor]) -> Any:
     memo: dict[Any, Any] = {}
 
     def pop(n: int) -> list[Any]:
+        if not 0 <= n <= len(stack):
+            raise CheckpointError("its pickle takes what is not there")
         taken = stack[len(stack) - n :]
-        assert len(taken) == n
         del stack[len(stack) - n :]
         return taken
 
     def pop_mark() -> list[Any]:
         return pop(len(stack) - marks.pop())
 
-    for number, (code, value, _) in enumerate(pickletools.genops(pickle)):
-        if number == MOST_OPCODES:
+    for n_opcodes, (code, value, _) in enumerate(pickletools.genops(pickle)):
+        if n_opcodes == MOST_OPCODES:
             raise CheckpointError(f"it describes more than {MOST_OPCODES:,} values")
         match code.name:
             case "PROTO":
                 pass
-            case "NONE" | "NEWTRUE" | "NEWFALSE":
-                stack.append({"NONE": None, "NEWTRUE": True, "NEWFALSE": False}[code.name])
+            case "NONE":
+                stack.append(None)
+            case "NEWTRUE" | "NEWFALSE":
+                stack.append(code.name == "NEWTRUE")
             case "BININT" | "BININT1" | "BININT2" | "LONG1" | "BINFLOAT" | "BINUNICODE":
                 stack.append(value)
-            case "EMPTY_DICT" | "EMPTY_LIST" | "EMPTY_TUPLE":
-                stack.append({"EMPTY_DICT": {}, "EMPTY_LIST": [], "EMPTY_TUPLE": ()}[code.name])
+            case "EMPTY_DICT":
+                stack.append({})
+            case "EMPTY_LIST":
+                stack.append([])
+            case "EMPTY_TUPLE":
+                stack.append(())
             case "MARK":
                 marks.append(len(stack))
             case "TUPLE":
@@ -126,37 +142,39 @@ def interpret(pickle: bytes, tensor: Callable[..., Tensor]) -> Any:
                 stack.append(tuple(pop(int(code.name[-1]))))
             case "APPEND" | "APPENDS":
                 items = pop(1) if code.name == "APPEND" else pop_mark()
-                _only(list, stack[-1]).extend(items)
+                _require(list, stack[-1]).extend(items)
             case "SETITEM" | "SETITEMS":
                 items = pop(2) if code.name == "SETITEM" else pop_mark()
                 for key, item in zip(items[::2], items[1::2], strict=True):
                     if type(key) not in (str, int):
                         raise CheckpointError(f"it has a key of type {type(key).__name__}")
-                    _only(dict, stack[-1])[key] = item
+                    _require(dict, stack[-1])[key] = item
             case "BINPUT" | "LONG_BINPUT":
                 memo[value] = stack[-1]
             case "BINGET" | "LONG_BINGET":
-                if type(memo[value]) in (dict, list, tuple):
+                if type(memo[value]) not in (str, _Global):
                     raise CheckpointError("it uses a part of itself twice")
                 stack.append(memo[value])
             case "GLOBAL":
-                if value not in (_TENSOR, _HOOKS, *_DTYPES):
+                if value not in (_TENSOR, _ORDERED_DICT, *_DTYPES):
                     raise CheckpointError(
                         f"it asks for {str(value).replace(' ', '.')!r}, which is neither a tensor "
                         "nor plain data and could run code; nothing was run"
                     )
-                stack.append(_Name(value))
+                stack.append(_Global(value))
             case "BINPERSID":
-                _, name, key, _, n = stack.pop()
-                stack.append(_Storage(_DTYPES[name.of], _only(str, key), _only(int, n)))
+                _, kind, key, _, n = stack.pop()
+                stack.append(_Storage(_DTYPES[kind.name], _require(str, key), _require(int, n)))
             case "REDUCE":
-                name, arguments = pop(2)
-                if name.of == _TENSOR:
+                function, arguments = pop(2)
+                if function.name == _TENSOR:
                     stack.append(tensor(*arguments[:4]))
-                elif name.of == _HOOKS and arguments == ():
-                    stack.append(())
+                elif function.name == _ORDERED_DICT and arguments == ():
+                    stack.append(())  # backward hooks of a tensor: always none
                 else:
-                    raise CheckpointError(f"it calls {name.of!r}, which torch.save does not write")
+                    raise CheckpointError(
+                        f"it calls {function.name!r}, which torch.save does not write"
+                    )
             case "STOP":
                 (whole,) = stack
                 return whole
@@ -170,7 +188,7 @@ def _bytes_at(file: IO[bytes], position: int, n: int) -> bytes:
     return file.read(n)
 
 
-def _checked(archive: zipfile.ZipFile, n_bytes: int) -> list[str]:
+def _entry_names(archive: zipfile.ZipFile, n_bytes: int) -> list[str]:
     entries = archive.infolist()
     names = [entry.filename for entry in entries]
     stored = all(
@@ -191,7 +209,8 @@ def _tensor(data: bytes, storage: _Storage, offset: int, shape: Any, stride: Any
     if len(shape) > 8 or any(type(size) is not int or size < 0 for size in shape):
         raise CheckpointError("it has a tensor without a shape")
     strides = [math.prod(max(size, 1) for size in shape[i + 1 :]) for i in range(len(shape))]
-    if offset != 0 or list(stride) != strides:
+    wrong = [i for i, size in enumerate(shape) if size != 1 and stride[i] != strides[i]]
+    if offset != 0 or len(stride) != len(shape) or wrong:
         raise CheckpointError("it has a tensor that is not a plain array")
     n = math.prod(shape)
     if n != storage.n or n * storage.dtype.itemsize != len(data):
@@ -201,7 +220,7 @@ def _tensor(data: bytes, storage: _Storage, offset: int, shape: Any, stride: Any
     return torch.frombuffer(bytearray(data), dtype=storage.dtype).reshape(shape)
 
 
-def _only(kind: type, value: Any) -> Any:
+def _require(kind: type, value: Any) -> Any:
     if type(value) is not kind:
         raise CheckpointError(f"it has a {type(value).__name__} where a {kind.__name__} belongs")
     return value

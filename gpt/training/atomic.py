@@ -49,8 +49,9 @@ def write_atomically(
     """Let ``write`` fill an open file and give it the name ``target``, over what had that name.
 
     ``needed`` is the expected size in bytes, compared with the free space first. ``check`` gets
-    the finished temporary file and raises to refuse it. On any exception ``target`` is as it was
-    and the temporary file is gone. Raises DiskError for what the disk refuses.
+    the finished temporary file and raises to refuse it. On any exception the temporary file is
+    gone, and ``target`` is as it was unless only the last sync failed. Raises DiskError for what
+    the disk refuses.
     """
     temporary = _temporary(target)
     with disk_errors(target, needed):
@@ -100,7 +101,15 @@ def link_atomically(source: Path, target: Path) -> None:
 def make_folder(folder: Path) -> None:
     """Make the folder and those above it. Raises DiskError for what the disk refuses."""
     with disk_errors(folder, 0):
-        disk.make_folder(folder)
+        if not folder.is_dir():
+            disk.make_folder(folder)
+            disk.sync_folder(folder.parent)
+
+
+def sync_name(path: Path) -> None:
+    """Force the name of a file or folder to the disk. Raises DiskError."""
+    with disk_errors(path, 0):
+        disk.sync_folder(path.parent)
 
 
 def sweep(folder: Path) -> list[str]:
@@ -127,9 +136,9 @@ def disk_errors(target: Path, needed: int) -> Iterator[None]:
         ) from error
     except OSError as error:
         free = free_bytes(target.parent)
-        space = f"; {size(free)} are free" if free is not None else ""
+        space = f"; {megabytes(free)} are free" if free is not None else ""
         if needed:
-            space += f" and it takes {size(needed)}"
+            space += f" and it takes {megabytes(needed)}"
         raise DiskError(
             f"cannot write {str(target)!r}: {error.strerror or error}{space}. What was saved "
             "before is intact; make room, or make the folder writable"
@@ -144,7 +153,7 @@ def free_bytes(folder: Path) -> int | None:
         return None
 
 
-def size(n_bytes: int) -> str:
+def megabytes(n_bytes: int) -> str:
     """A number of bytes for people: ``12.3 MB``."""
     return f"{n_bytes / 1e6:,.1f} MB"
 

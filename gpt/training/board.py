@@ -7,7 +7,6 @@ SummaryWriter writes in a thread, where an error is a traceback that nobody can 
 """
 
 import os
-import platform
 import re
 import time
 from pathlib import Path
@@ -29,7 +28,7 @@ class Board:
     def __init__(self, folder: Path, first_step: int | None = None) -> None:
         there = [match for path in folder.iterdir() if (match := _NAME.fullmatch(path.name))]
         stamp = max([int(time.time()), *(int(match[1]) + 1 for match in there)])
-        name = f"events.out.tfevents.{stamp:010d}.{platform.node()}.{os.getpid()}"
+        name = f"events.out.tfevents.{stamp:010d}.{os.getpid()}"
         self._file = open(folder / name, "xb")  # noqa: SIM115 - closed by close()
         self._records = RecordWriter(self._file)
         self._write(Event(file_version="brain.Event:2"))

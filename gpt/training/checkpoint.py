@@ -7,11 +7,9 @@ leaves a good one. Order is by the step in the name, never by a clock.
 """
 
 import contextlib
-import copy
 import itertools
 import os
 import re
-import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,11 +22,13 @@ from torch import Tensor
 from gpt.config import from_flat
 from gpt.errors import CheckpointError, NonFiniteError
 from gpt.model.gpt import GPT
+from gpt.text.printable import shortened
 from gpt.text.tokenizer import CharTokenizer
 from gpt.training import disk
 from gpt.training.atomic import link_atomically, make_folder, write_atomically
 from gpt.training.integrity import non_finite, read_plain, tensors, verify
 from gpt.training.schema import FORMAT_VERSION, NewerFormatError, WithoutDraws, check_state
+from gpt.training.updates import UpdateRule
 
 KEPT = 2
 _NAME = re.compile(r"step-(\d{8,})\.pt")
@@ -59,8 +59,8 @@ def save_checkpoint(folder: Path, state: dict[str, Any], *, is_best: bool) -> Pa
 
     ``state`` has the fields of ``gpt.training.schema`` but format_version. Whatever fails, no
     checkpoint that was there is lost and no temporary file stays.
-    Raises NonFiniteError for a NaN or an infinity, DiskError, and CheckpointError for a state that
-    could not be loaded again.
+    Raises NonFiniteError for a NaN or an infinity, CheckpointError for a state that could not be
+    loaded again, and DiskError, also for a file that cannot be read back.
     """
     plain = {"format_version": FORMAT_VERSION, **_to_plain(state)}
     wrong = non_finite(plain)
@@ -146,7 +146,7 @@ def restore(checkpoint: Checkpoint) -> tuple[GPT, CharTokenizer]:
     return model.eval(), tokenizer
 
 
-def restore_optimisers(checkpoint: Checkpoint, optimisers: Sequence[torch.optim.Optimizer]) -> None:
+def restore_optimisers(checkpoint: Checkpoint, optimisers: Sequence[UpdateRule]) -> None:
     """Give freshly built optimisers the memory (moments, counts) of the saved ones.
 
     Rates, decays and other settings stay those of ``optimisers``: they come from the config,
@@ -161,36 +161,24 @@ def restore_optimisers(checkpoint: Checkpoint, optimisers: Sequence[torch.optim.
             "run; resume with the optimizer it was trained with, or start a new run"
         )
     for state, optimiser in zip(saved, optimisers, strict=True):
-        optimiser.load_state_dict(
-            {
-                "state": copy.deepcopy(state["state"]),
-                "param_groups": optimiser.state_dict()["param_groups"],
-            }
-        )
+        optimiser.load_state_dict(state)
 
 
-# What each optimiser remembers of a parameter, in tensors of its shape; "step" is one number.
-_MEMORY = {
-    torch.optim.AdamW: {"step", "exp_avg", "exp_avg_sq"},
-    torch.optim.Muon: {"momentum_buffer"},
-}
-
-
-def _fits(saved: dict[str, Any], optimiser: torch.optim.Optimizer) -> bool:
+def _fits(saved: dict[str, Any], optimiser: UpdateRule) -> bool:
     """Whether torch can go on with the saved memory: its kernels trust every shape and dtype."""
     groups = [len(group["params"]) for group in saved["param_groups"]]
     if groups != [len(group["params"]) for group in optimiser.param_groups]:
         return False
     parameters = [p for group in optimiser.param_groups for p in group["params"]]
-    memory = _MEMORY[type(optimiser)]
     for number, entries in saved["state"].items():
-        if entries.keys() != memory:
+        if entries.keys() != optimiser.memory.keys():
             return False
         for name, value in entries.items():
-            shape = torch.Size() if name == "step" else parameters[number].shape
+            number_only = optimiser.memory[name] is float
+            shape = torch.Size() if number_only else parameters[number].shape
             if not isinstance(value, Tensor) or value.shape != shape:
                 return False
-            if value.dtype != torch.float32 or (name == "step" and value < 0):
+            if value.dtype != torch.float32 or (number_only and value < 0):
                 return False
     return True
 
@@ -207,8 +195,7 @@ def _read(path: Path, notices: tuple[str, ...] = ()) -> Checkpoint:
         reason = error.strerror or str(error)
         raise CheckpointError(f"cannot read checkpoint {str(path)!r}: {reason}") from error
     except CheckpointError as error:
-        reason = textwrap.shorten(str(error), 600, placeholder="...")  # a stranger chose its words
-        message = f"checkpoint {str(path)!r} cannot be used: {reason}"
+        message = f"checkpoint {str(path)!r} cannot be used: {shortened(str(error), 600)}"
         raise type(error)(message) from error
     return Checkpoint(path=path, notices=notices, **state)
 

@@ -61,7 +61,7 @@ def rewind(folder: Path, first_step: int) -> None:
     path = folder / "samples.txt"
     if path.exists():
         text = path.read_bytes()
-        headings = re.finditer(rb"^--- step (\d+) ---$", text, re.MULTILINE)
+        headings = re.finditer(rb"^--- step (\d{1,18}) ---$", text, re.MULTILINE)
         ends = [heading.start() for heading in headings if int(heading[1]) >= first_step]
         if ends:
             write_atomically(path, lambda file: file.write(text[: ends[0]]))
@@ -78,7 +78,7 @@ def _record(line: bytes) -> dict[str, Any] | None:
         record = json.loads(line.decode("utf-8"))
         step = record.pop("step")
         values = {tag: float(value) for tag, value in record.items()}
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+    except (ValueError, TypeError, KeyError, AttributeError, ArithmeticError, RecursionError):
         return None
     return {"step": step, **values} if type(step) is int else None
 

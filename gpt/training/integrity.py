@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpt.errors import CheckpointError
+from gpt.errors import CheckpointError, DiskError
 from gpt.training import disk
 from gpt.training.archive import read_archive
 
@@ -31,8 +31,13 @@ def read_plain(path: Path) -> dict[str, Any]:
 
 
 def verify(path: Path) -> None:
-    """Read a file that was just written as it will be read. Raises as ``read_plain`` does."""
-    read_plain(path)
+    """Read a file that was just written, as it will be read. Raises DiskError if it is damaged."""
+    try:
+        read_plain(path)
+    except CheckpointError as error:
+        raise DiskError(
+            f"what was written as {str(path)!r} cannot be read back: {error}; check the disk"
+        ) from error
 
 
 def tensors(data: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:

@@ -23,6 +23,7 @@ from gpt.model.gpt import GPT, evaluating
 from gpt.text.windows import evaluation_batches, take, window_starts
 from gpt.training.optimisers import set_learning_rate
 from gpt.training.schedules import learning_rate
+from gpt.training.updates import UpdateRule
 from gpt.training.watch import Watch
 
 Autocast = Callable[[], AbstractContextManager[Any]]
@@ -43,16 +44,16 @@ class Observer(Protocol):
     def failed(self, step: int, values: dict[str, float]) -> None:
         """Points that are not all finite, told before NonFiniteError is raised."""
 
-    def goes_on(self, step: int) -> bool:
-        """Asked before each update whether to make it."""
+    def before_step(self, step: int) -> bool:
+        """Called before each update; False ends the loop."""
 
     def stopped(self, step: int) -> None:
-        """The loop ends early, because ``goes_on`` said so."""
+        """The loop ended early, because ``before_step`` said so."""
 
 
 def train(
     model: GPT,
-    optimisers: list[torch.optim.Optimizer],
+    optimisers: list[UpdateRule],
     train_ids: np.ndarray,
     val_ids: np.ndarray,
     config: TrainingConfig,
@@ -82,7 +83,7 @@ def train(
     if done == 0:
         evaluation()
     clock = _Clock()
-    while done < config.steps and observer.goes_on(done):
+    while done < config.steps and observer.before_step(done):
         rate = learning_rate(done, config)
         set_learning_rate(optimisers, rate)
         _seed_dropout(config.seed, done)
@@ -101,7 +102,7 @@ def train(
             )
         for optimiser in optimisers:
             optimiser.step()
-            optimiser.zero_grad(set_to_none=True)
+            optimiser.zero_grad()
         done += 1
         clock.count(starts.size * model.config.context_length)
         if watch:

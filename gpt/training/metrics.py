@@ -65,7 +65,7 @@ class Metrics:
         self.text("sample", text, step)
 
     def flush(self) -> None:
-        """Force everything written so far to the disk."""
+        """Force metrics.jsonl to the disk, and hand TensorBoard's file to the system."""
         with self._guarded() as works:
             if works:
                 self._lines.flush()

@@ -14,6 +14,7 @@ from gpt.config import TrainingConfig
 from gpt.model.gpt import GPT
 from gpt.model.norms import NORMS
 from gpt.model.positions import LearnedPositions
+from gpt.training.updates import AdamW, Muon, UpdateRule
 
 
 @dataclass(frozen=True)
@@ -50,51 +51,44 @@ def parameter_kinds(model: GPT) -> ParameterKinds:
     return kinds
 
 
-def build_optimisers(
-    model: GPT, config: TrainingConfig, device: torch.device
-) -> list[torch.optim.Optimizer]:
+def build_optimisers(model: GPT, config: TrainingConfig, device: torch.device) -> list[UpdateRule]:
     """The optimisers that together move every parameter; call ``step`` on each.
 
-    adamw  one AdamW (Loshchilov & Hutter 2019, arXiv 1711.05101), eps 1e-8
-    muon   Muon (Jordan et al. 2024) for the matrices of the blocks, AdamW for everything else.
-           Muon's update is scaled by 0.2 sqrt(max(rows, columns)), which gives it the root mean
-           square of an AdamW update, so one learning rate serves both (Liu et al. 2025, arXiv
-           2502.16982). Torch orthogonalises in bfloat16.
+    adamw  one AdamW, eps 1e-8
+    muon   Muon for the matrices of the blocks, AdamW for everything else
 
     Weight decay is decoupled (each step multiplies by 1 - rate weight_decay) and applies to
     matrices and tables, never to vectors. All start at the peak rate; see ``set_learning_rate``.
     Raises AssertionError when a parameter is of no known kind.
     """
     kinds = parameter_kinds(model)
+    rate, decay = config.learning_rate, config.weight_decay
     muon = config.optimizer == "muon"
-    optimisers: list[torch.optim.Optimizer] = []
+    optimisers: list[UpdateRule] = []
     if muon:
         optimisers.append(
-            torch.optim.Muon(
-                kinds.matrices,
-                lr=config.learning_rate,
+            Muon(
+                [{"params": kinds.matrices}],
+                lr=rate,
                 momentum=config.muon_momentum,
-                weight_decay=config.weight_decay,
-                adjust_lr_fn="match_rms_adamw",
+                weight_decay=decay,
             )
         )
     decayed = kinds.tables if muon else [*kinds.matrices, *kinds.tables]
     optimisers.append(
-        torch.optim.AdamW(
-            [
-                {"params": decayed, "weight_decay": config.weight_decay},
-                {"params": kinds.vectors, "weight_decay": 0.0},
-            ],
-            lr=config.learning_rate,
+        AdamW(
+            [{"params": decayed}, {"params": kinds.vectors, "weight_decay": 0.0}],
+            lr=rate,
             betas=(config.beta1, config.beta2),
             eps=1e-8,
+            weight_decay=decay,
             fused=device.type in ("cpu", "cuda"),
         )
     )
     return optimisers
 
 
-def set_learning_rate(optimisers: list[torch.optim.Optimizer], rate: float) -> None:
+def set_learning_rate(optimisers: list[UpdateRule], rate: float) -> None:
     """Give every group the same rate, for the next step."""
     for optimiser in optimisers:
         for group in optimiser.param_groups:

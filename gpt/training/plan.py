@@ -17,7 +17,7 @@ from gpt.config import RunConfig
 from gpt.errors import DiskError, UsageError
 from gpt.model.count import flops_per_character, kind_count, parameter_count
 from gpt.text.reading import Corpus
-from gpt.training.atomic import free_bytes, size
+from gpt.training.atomic import disk_errors, free_bytes, megabytes
 from gpt.training.checkpoint import KEPT
 
 LABEL = 10
@@ -154,7 +154,9 @@ def check_memory(config: RunConfig, vocab_size: int) -> None:
     Silent where the system does not say how much that is.
     """
     windows = 8 * config.training.batch_size * config.training.grad_accumulation
-    needed = sum(memory(config, vocab_size).values()) + windows
+    bytes_of = memory(config, vocab_size)
+    saving = 2 * (bytes_of["weights"] + bytes_of["optimiser"])  # what was written is read back
+    needed = max(sum(bytes_of.values()) + windows, saving)
     try:
         present = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):
@@ -172,13 +174,15 @@ def check_disk(folder: Path, config: RunConfig, vocab_size: int) -> None:
     Those that are kept, the best one, and the one being written; those of a resumed run are there.
     """
     bytes_of = memory(config, vocab_size)
-    there = sum(path.stat().st_size for path in folder.glob("checkpoints/*.pt"))
+    with disk_errors(folder, 0):
+        files = [path.lstat() for path in folder.glob("checkpoints/*.pt")]
+    there = sum({file.st_ino: file.st_size for file in files}.values())  # best.pt is a second name
     needed = (KEPT + 2) * (bytes_of["weights"] + bytes_of["optimiser"]) - there
     free = free_bytes(folder)
     if free is not None and needed > free:
         raise DiskError(
-            f"the checkpoints of the run take {size(needed)}, and {size(free)} are free where "
-            f"{str(folder)!r} is; make room, or choose another place with --out"
+            f"the checkpoints of the run take {megabytes(needed)}, and {megabytes(free)} are free "
+            f"where {str(folder)!r} is; make room, or choose another place with --out"
         )
 
 

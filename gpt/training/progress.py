@@ -4,14 +4,13 @@ Nothing here raises when a reader goes away, a terminal is closed or the disk of
 """
 
 import contextlib
-import os
 import sys
 import time
 from collections.abc import Iterator
-from typing import TextIO
 
 from tqdm import tqdm
 
+from gpt.exits import discard
 from gpt.text.printable import printable
 
 
@@ -20,14 +19,14 @@ def say(text: str = "") -> None:
 
     When the reader of stdout has gone away, this and all later lines are dropped.
     """
-    with _while_heard():
+    with _surviving_broken_streams():
         tqdm.write(printable(text), file=sys.stdout)
         sys.stdout.flush()
 
 
 def warn(text: str) -> None:
     """The same on stderr."""
-    with _while_heard():
+    with _surviving_broken_streams():
         tqdm.write(printable(f"warning: {text}"), file=sys.stderr)
         sys.stderr.flush()
 
@@ -39,7 +38,7 @@ class Progress:
         self.steps, self.quiet = steps, quiet
         self.bar: tqdm | None = None
         if sys.stderr.isatty() and not quiet:
-            with _while_heard():
+            with _surviving_broken_streams():
                 self.bar = tqdm(total=steps, initial=first_step, unit="step", dynamic_ncols=True)
                 self.bar._time = time.monotonic  # tqdm's own is the time of day, which may be set
                 self.bar.start_t = self.bar.last_print_t = time.monotonic()
@@ -61,7 +60,7 @@ class Progress:
             self.part = part
             return
         val = "" if self.val_loss is None else f"val {self.val_loss:.3f}, "
-        with _while_heard():
+        with _surviving_broken_streams():
             self.bar.set_postfix_str(
                 f"train {loss:.3f}, {val}{speed / 1000:.1f}k characters/s", refresh=False
             )
@@ -79,26 +78,20 @@ class Progress:
     def __exit__(self, *_: object) -> None:
         """Leave the bar where it is and give the line back."""
         if self.bar is not None:
-            with _while_heard():
+            with _surviving_broken_streams():
                 self.bar.close()
 
 
 @contextlib.contextmanager
-def _while_heard() -> Iterator[None]:
-    """A stream that can no longer be written leads to the null device from then on."""
+def _surviving_broken_streams() -> Iterator[None]:
+    """A stream that cannot be written any more is discarded, and nothing is raised."""
     try:
         yield
     except OSError:
-        if _silenced(sys.stdout):
-            warn("standard output cannot be written any more; training goes on")
-        _silenced(sys.stderr)
-
-
-def _silenced(stream: TextIO) -> bool:
-    """Whether the stream could not be written, also with what Python writes as it exits."""
-    try:
-        stream.flush()
-    except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-        return True
-    return False
+        for stream in (sys.stderr, sys.stdout):
+            try:
+                stream.flush()
+            except OSError:
+                discard(stream)
+                if stream is sys.stdout:
+                    warn("standard output cannot be written any more; training goes on")

@@ -17,23 +17,23 @@ class Signals:
         self.save = False
 
     def __enter__(self) -> "Signals":
-        self.before = {}
+        self._before = {}
         for name in ("SIGINT", "SIGTERM", "SIGHUP"):
             number = getattr(signal, name, None)  # Windows has not all of them
             # What was ignored (nohup, a background job of a script) stays ignored.
             if number is not None and signal.getsignal(number) is not signal.SIG_IGN:
-                self.before[number] = signal.signal(number, self._stop)
+                self._before[number] = signal.signal(number, self._stop)
         if hasattr(signal, "SIGUSR1"):
-            self.before[signal.SIGUSR1] = signal.signal(signal.SIGUSR1, self._save)
+            self._before[signal.SIGUSR1] = signal.signal(signal.SIGUSR1, self._save)
         return self
 
     def __exit__(self, *_: object) -> None:
-        for number, handler in self.before.items():
+        for number, handler in self._before.items():
             signal.signal(number, handler)
 
     def _stop(self, number: int, _frame: FrameType | None) -> None:
         if self.stop:
-            # Only now: a second one may have been under way while the first was heard.
+            # Not at the first one: the second may be on its way already, and Python would drop it.
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
         self.stop = number

@@ -52,15 +52,15 @@ class SmallRun(Run):
     step = 0  # updates done
 
     def go(self, quiet: bool = True) -> Result:
-        goes_on = Keeper.goes_on
+        before_step = Keeper.before_step
 
         def hear(keeper: Keeper, step: int) -> bool:
             self.step = step
             self.between(self)
-            return goes_on(keeper, step)
+            return before_step(keeper, step)
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Keeper, "goes_on", hear)
+            patch.setattr(Keeper, "before_step", hear)
             patch.setattr(run_module, "peak_flops", lambda device, dtype: 1.0)
             return super().go(self.folder, self.said, quiet=quiet)
 

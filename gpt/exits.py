@@ -3,6 +3,7 @@
 Imported before anything that takes time, so that Ctrl-C is answered from the start.
 """
 
+import errno
 import io
 import os
 import signal
@@ -11,7 +12,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import TextIO
 
-from gpt.errors import UsageError
+from gpt.errors import DiskError, UsageError
 from gpt.text.printable import printable, shortened
 
 LONGEST_MESSAGE = 3000
@@ -43,6 +44,12 @@ def exit_code(main: Callable[[], int | None]) -> int:
         # The reader of our output is gone (| head); keep Python's last flush from complaining.
         discard(sys.stdout)
         return 141
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
+            raise
+        print(f"error: cannot write: {error.strerror}; make room", file=sys.stderr)
+        discard(sys.stdout)
+        return DiskError.exit_code
     finally:
         # Python only ends from here on; a Ctrl-C that it met there would be a traceback.
         if signal.getsignal(signal.SIGINT) is _interrupt:

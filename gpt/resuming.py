@@ -36,6 +36,11 @@ def resume_point(
                 f"{name} = {new}, but the checkpoint was trained with {old}; a resumed run keeps "
                 "its model, so drop the flag or start a new run"
             )
+        if name == "optimizer":
+            raise UsageError(
+                f"optimizer = {new}, but the run began with {old}, whose memory means nothing to "
+                "another; drop the flag or start a new run"
+            )
         if name in ("val_fraction", "encoding", "keep_newlines"):
             raise UsageError(
                 f"{name} = {new}, but the run began with {old}; a resumed run keeps its split, so "

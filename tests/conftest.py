@@ -55,6 +55,6 @@ def pytest_terminal_summary(terminalreporter, config) -> None:
     """Every kind of fault where only faults were asked for, else their sum."""
     reports = [report for reports in terminalreporter.stats.values() for report in reports]
     lines = faultcount.table(r for r in reports if getattr(r, "when", "") == "teardown")
-    alone = all("faults" in str(path) for path in config.args)
+    alone = all(map(faultcount.asks_for_faults, config.args))
     for line in lines if alone else [*lines[:1], *lines[-1:]]:
         terminalreporter.write_line(line)

@@ -3,6 +3,7 @@
 import contextlib
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 KEY = "faults"
@@ -11,7 +12,8 @@ KEY = "faults"
 class Faults:
     """``with faults("a flipped bit"):`` around each injection and the check that follows it.
 
-    A body that raises, as a failed assertion does, is a fault that was not survived.
+    A body that raises, as a failed assertion does, is a fault that was not survived. ``n`` is for
+    faults that were injected together and are checked at once.
     """
 
     def __init__(self) -> None:
@@ -19,14 +21,20 @@ class Faults:
         self.survived: Counter[str] = Counter()
 
     @contextlib.contextmanager
-    def __call__(self, name: str) -> Iterator[None]:
-        self.injected[name] += 1
+    def __call__(self, name: str, n: int = 1) -> Iterator[None]:
+        self.injected[name] += n
         yield
-        self.survived[name] += 1
+        self.survived[name] += n
 
     def record(self) -> list[tuple[str, int, int]]:
         """What a test's report carries: name, injected, survived."""
         return [(name, n, self.survived[name]) for name, n in self.injected.items()]
+
+
+def asks_for_faults(argument: str) -> bool:
+    """Whether pytest was given the folder of the faults, or something of a file in it."""
+    path = Path(argument.split("::")[0]).absolute()
+    return (path.parent if path.suffix == ".py" else path).name == "faults"
 
 
 def table(reports: Iterable[Any]) -> list[str]:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import faultcount
 import pytest
 import skips
 
@@ -66,15 +67,43 @@ def test_a_worker_and_its_child_processes_use_one_thread(tmp_path):
     assert session(tmp_path, test, "-n", "1") == PASSED
 
 
+INJECTING = (
+    "import pytest\n"
+    "@pytest.mark.parametrize('last', [3, 5])\n"
+    "def test_it(faults, last):\n"
+    "    for i in range(4):\n"
+    "        with faults('a flipped bit'):\n"
+    "            assert i < last\n"
+    "    with faults('a cut file', 7):\n"
+    "        pass\n"
+    "    with faults('a lost file', last):\n"
+    "        assert False\n"
+)
+
+
 @pytest.mark.parametrize("options", [(), ("-n", "2")], ids=["alone", "workers"])
 def test_faults_are_counted_over_all_tests_and_a_failed_check_is_a_loss(tmp_path, options):
-    test = (
-        "import pytest\n"
-        "@pytest.mark.parametrize('last', [3, 5])\n"
-        "def test_it(faults, last):\n"
-        "    for i in range(4):\n"
-        "        with faults('a flipped bit'):\n"
-        "            assert i < last\n"
-    )
-    lines = output(tmp_path, test, *options).splitlines()
-    assert ["all", "8", "7", "1"] in [line.split() for line in lines]
+    lines = output(tmp_path, INJECTING, *options).splitlines()
+    assert ["all", "20", "14", "6"] in [line.split() for line in lines]
+
+
+@pytest.mark.parametrize("place", ["faults", "faults/clone"])
+def test_each_kind_of_fault_is_told_where_only_faults_were_asked_for(tmp_path, place):
+    folder = tmp_path / place
+    folder.mkdir(parents=True)
+    lines = output(folder, INJECTING).splitlines()
+    assert any(line.startswith("a cut file ") for line in lines) == (place == "faults")
+    assert any(line.startswith("all ") for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("argument", "asks"),
+    [
+        ("tests/faults", True), ("faults/", True), ("tests/faults/test_kills.py", True),
+        ("tests/faults/test_names.py::test_it[faults::a]", True), ("tests", False),
+        ("faults/tests", False), ("faults/tests/test_gpt.py", False), ("my-faults", False),
+        ("tests/test_faults.py", False), ("tests/test_gpt.py::test_it[faults]", False),
+    ],
+)  # fmt: skip
+def test_which_arguments_ask_for_faults(argument, asks):
+    assert faultcount.asks_for_faults(argument) == asks

@@ -161,23 +161,32 @@ def test_no_module_uses_the_network():
 
 def clocks_that_can_be_set(source: str) -> list[int]:
     """Lines that read a clock that an administrator, or summer time, can turn back."""
-    settable = {"time", "time_ns"}
+    names = ("time", "time_ns", "localtime", "gmtime", "ctime", "asctime", "strftime")
+    settable = {f"time.{name}" for name in names}
     lines = []
     for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "time":
-            found = {node.attr}
-        elif isinstance(node, ast.ImportFrom) and node.module == "time":
+        if isinstance(node, ast.Attribute):
+            found = {f"{ast.unparse(node.value)}.{node.attr}"}
+        elif isinstance(node, ast.ImportFrom):
+            found = {f"{node.module}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.Import):
             found = {alias.name for alias in node.names}
         else:
             continue
-        lines += [node.lineno] * bool(found & settable)
+        if found & settable or "datetime" in tops(found):
+            lines.append(node.lineno)
     return sorted(lines)
 
 
 def test_durations_come_from_clocks_that_nobody_can_set():
-    bad = "import time\nfrom time import time_ns\ntime.time()\ntime.perf_counter()"
-    assert clocks_that_can_be_set(bad) == [2, 3]
-    for module, source in SOURCES.items():
+    bad = (
+        "import time\nfrom time import time_ns\ntime.time()\ntime.perf_counter()\n"
+        "import datetime\nfrom datetime import date\ntime.strftime('%c')"
+    )
+    assert clocks_that_can_be_set(bad) == [2, 3, 5, 6, 7]
+    scripts = {path.stem: path.read_text(encoding="utf-8") for path in ROOT.glob("*.py")}
+    assert scripts.keys() >= {"train", "sample", "compare"}
+    for module, source in (SOURCES | scripts).items():
         # TensorBoard's format holds the time of day with every point; no duration comes from it.
         assert not clocks_that_can_be_set(source) or module == "gpt.training.board", module
 

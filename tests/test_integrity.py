@@ -73,31 +73,16 @@ def test_a_flipped_bit_in_a_tensor_is_noticed(path):
     refused(path, "damaged.*Bad CRC-32 for file 'data/data/0'")
 
 
-def test_a_file_cut_anywhere_is_refused(path):
+def test_a_file_that_does_not_begin_and_end_as_it_should_is_refused(path):
     good = path.read_bytes()
-    for length in range(0, len(good), 97):
-        path.write_bytes(good[:length])
-        refused(path, "empty" if length == 0 else "not begin and end as a file of torch.save")
-
-
-def test_a_tail_of_zeros_is_refused(path):
-    good = path.read_bytes()
-    path.write_bytes(good[:-300] + bytes(300))
-    refused(path, "not begin and end")
-    path.write_bytes(good + bytes(7))
-    refused(path, "not begin and end")
-
-
-@pytest.mark.parametrize("contents", [b"\x89PNG\r\n\x1a\n" + bytes(50), b"step loss\n1 2.3\n"])
-def test_another_kind_of_file_is_refused(path, contents):
-    path.write_bytes(contents)
-    refused(path, "not begin and end as a file of torch.save")
-
-
-def test_a_folder_or_a_pipe_in_the_place_of_the_file_is_refused(tmp_path):
-    refused(tmp_path, "not a file")
-    os.mkfifo(tmp_path / "pipe")
-    refused(tmp_path / "pipe", "not a file")
+    for contents in (
+        good[:-1], good[: len(good) // 2], good[:-300] + bytes(300), good + bytes(7),
+        b"\x89PNG\r\n\x1a\n" + bytes(50), b"step loss\n1 2.3\n",
+    ):  # fmt: skip
+        path.write_bytes(contents)
+        refused(path, "not begin and end as a file of torch.save")
+    path.write_bytes(b"")
+    refused(path, "empty")
 
 
 def test_a_torch_archive_of_another_kind_is_refused(path):

@@ -275,3 +275,53 @@ def test_a_link_to_nowhere_among_the_checkpoints_does_not_stop_a_resumed_run(tex
     stop_at(started(config_for(text), tmp_path / "run"), 3).go()
     (tmp_path / "run" / "checkpoints" / "step-00000009.pt").symlink_to(tmp_path / "nowhere")
     assert resumed(config_for(text), tmp_path / "run").go().steps == 6
+
+
+def test_the_step_inside_a_checkpoint_counts_and_not_a_name(text, tmp_path):
+    folder = tmp_path / "run"
+    stop_at(started(config_for(text, steps=9), folder), 5).go()
+    checkpoints = folder / "checkpoints"
+    for name in ("step-00000098.pt", "step-00000099.pt"):
+        (checkpoints / name).write_bytes((checkpoints / "best.pt").read_bytes())
+    run = resumed(config_for(text, steps=9), folder)
+    assert run.first_step == 5
+    assert len([n for n in run.notices if "its name says another" in n]) == 2
+    run.go()
+    assert sorted(p.name for p in checkpoints.glob("step-*.pt")) == [
+        "step-00000008.pt", "step-00000009.pt",
+    ]  # fmt: skip
+
+
+def test_a_save_deletes_no_checkpoint_of_a_later_step(text, tmp_path):
+    folder = tmp_path / "run"
+    stop_at(started(config_for(text), folder), 3).go()
+    later = [folder / "checkpoints" / f"step-0000009{n}.pt" for n in (7, 8, 9)]
+
+    def plant(keeper, step):
+        for path in later:
+            path.write_bytes(b"of another run")
+
+    run = resumed(config_for(text), folder)
+    run.heard = plant
+    run.go()
+    assert all(path.exists() for path in later)
+
+
+def test_damaged_optimiser_memory_is_passed_over(text, tmp_path):
+    folder = tmp_path / "run"
+    stop_at(started(config_for(text), folder), 3).go()
+    newest = folder / "checkpoints" / "step-00000003.pt"
+    state = torch.load(newest, weights_only=True)
+    state["optimisers"][0]["state"][0]["exp_avg_sq"] -= 1
+    torch.save(state, newest)
+    run = resumed(config_for(text), folder)
+    assert run.first_step == 2
+    assert any("optimisers do not fit" in notice for notice in run.notices)
+
+
+def test_curves_that_are_missing_are_said(text, tmp_path, capsys):
+    folder = tmp_path / "run"
+    stop_at(started(config_for(text), folder), 3).go()
+    (folder / "metrics.jsonl").unlink()
+    resumed(config_for(text), folder).go()
+    assert "the curves begin at step 4" in capsys.readouterr().err

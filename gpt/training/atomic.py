@@ -130,9 +130,10 @@ def disk_errors(target: Path, needed: int) -> Iterator[None]:
     """Turn an OSError of the body into a DiskError about ``target``."""
     try:
         yield
-    except FileExistsError as error:
+    except (FileExistsError, IsADirectoryError) as error:
         raise DiskError(
-            f"cannot write {str(target)!r}: {str(error.filename)!r} is in the way; delete it"
+            f"cannot write {str(target)!r}: {str(error.filename2 or error.filename)!r} is in the "
+            "way; delete it"
         ) from error
     except OSError as error:
         free = free_bytes(target.parent)

@@ -28,10 +28,10 @@ from gpt.training import disk
 from gpt.training.atomic import link_atomically, make_folder, write_atomically
 from gpt.training.integrity import non_finite, read_plain, tensors, verify
 from gpt.training.schema import FORMAT_VERSION, NewerFormatError, WithoutDraws, check_state
-from gpt.training.updates import UpdateRule
+from gpt.training.updates import UpdateRule, accepted
 
 KEPT = 2
-_NAME = re.compile(r"step-(\d{8,})\.pt")
+_NAME = re.compile(r"step-([0-9]{8,18})\.pt")
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -82,9 +82,10 @@ def save_checkpoint(folder: Path, state: dict[str, Any], *, is_best: bool) -> Pa
     if is_best:
         link_atomically(target, folder / "best.pt")
     with contextlib.suppress(OSError):  # the new one is safe; the next save tries again
-        for old in _newest_first(folder)[KEPT:]:
-            if old != target:
-                disk.remove(old)
+        # Later steps are not of this run, or not yet: nobody knows what they hold.
+        done = [path for step, path in _newest_first(folder) if step <= plain["step"]]
+        for old in done[KEPT:]:
+            disk.remove(old)
     return target
 
 
@@ -154,33 +155,13 @@ def restore_optimisers(checkpoint: Checkpoint, optimisers: Sequence[UpdateRule])
     ones belong to other parameters.
     """
     saved = checkpoint.optimisers
-    fits = len(saved) == len(optimisers) and all(map(_fits, saved, optimisers))
-    if not fits:
+    if not accepted(optimisers, saved):
         raise CheckpointError(
             f"checkpoint {str(checkpoint.path)!r} has the state of other optimisers than this "
             "run; resume with the optimizer it was trained with, or start a new run"
         )
     for state, optimiser in zip(saved, optimisers, strict=True):
         optimiser.load_state_dict(state)
-
-
-def _fits(saved: dict[str, Any], optimiser: UpdateRule) -> bool:
-    """Whether torch can go on with the saved memory: its kernels trust every shape and dtype."""
-    groups = [len(group["params"]) for group in saved["param_groups"]]
-    if groups != [len(group["params"]) for group in optimiser.param_groups]:
-        return False
-    parameters = [p for group in optimiser.param_groups for p in group["params"]]
-    for number, entries in saved["state"].items():
-        if entries.keys() != optimiser.memory.keys():
-            return False
-        for name, value in entries.items():
-            number_only = optimiser.memory[name] is float
-            shape = torch.Size() if number_only else parameters[number].shape
-            if not isinstance(value, Tensor) or value.shape != shape:
-                return False
-            if value.dtype != torch.float32 or (number_only and value < 0):
-                return False
-    return True
 
 
 def _read(path: Path, notices: tuple[str, ...] = ()) -> Checkpoint:
@@ -191,6 +172,9 @@ def _read(path: Path, notices: tuple[str, ...] = ()) -> Checkpoint:
     try:
         state = read_plain(path)
         check_state(state)
+        named = _NAME.fullmatch(path.name)
+        if named and int(named[1]) != state["step"]:
+            raise CheckpointError(f"it holds step {state['step']}, and its name says another")
     except OSError as error:
         reason = error.strerror or str(error)
         raise CheckpointError(f"cannot read checkpoint {str(path)!r}: {reason}") from error
@@ -203,7 +187,7 @@ def _read(path: Path, notices: tuple[str, ...] = ()) -> Checkpoint:
 def _candidates(folder: Path, prefer: str) -> list[Path]:
     """The checkpoints of a folder, in the order in which they are tried."""
     try:
-        steps = _newest_first(folder)
+        steps = [path for _, path in _newest_first(folder)]
     except OSError as error:
         raise CheckpointError(f"cannot look into {str(folder)!r}: {error.strerror}") from error
     best = [path for path in [folder / "best.pt"] if path.exists()]
@@ -226,11 +210,11 @@ def _set_aside(path: Path) -> str:
     return f" (renamed {free.name!r})"
 
 
-def _newest_first(folder: Path) -> list[Path]:
-    """The step checkpoints of a folder, by the step in their names."""
+def _newest_first(folder: Path) -> list[tuple[int, Path]]:
+    """The step checkpoints of a folder, each with the step in its name."""
     steps = {path: _NAME.fullmatch(path.name) for path in disk.entries(folder)}
     found = [(int(step[1]), path) for path, step in steps.items() if step]
-    return [path for _, path in sorted(found, reverse=True)]
+    return sorted(found, reverse=True)
 
 
 def _to_plain(value: Any) -> Any:

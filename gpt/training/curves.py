@@ -49,14 +49,19 @@ def read_metrics(folder: Path) -> dict[str, list[tuple[int, float]]]:
     return curves
 
 
-def rewind(folder: Path, first_step: int) -> None:
+def rewind(folder: Path, first_step: int) -> int:
     """Drop what a run wrote about ``first_step`` and later, and lines that cannot be read.
 
-    Raises OSError and DiskError.
+    Returns how many could not. Raises OSError and DiskError.
     """
     path = folder / "metrics.jsonl"
     lines = path.read_bytes().splitlines(keepends=True)
-    kept = [line.rstrip(b"\n") + b"\n" for line in lines if _is_before(first_step, line)]
+    steps = [record["step"] if (record := _record(line)) else None for line in lines]
+    kept = [
+        line.rstrip(b"\n") + b"\n"
+        for line, step in zip(lines, steps, strict=True)
+        if step is not None and step < first_step
+    ]
     write_atomically(path, lambda file: file.write(b"".join(kept)))
     path = folder / "samples.txt"
     if path.exists():
@@ -65,11 +70,7 @@ def rewind(folder: Path, first_step: int) -> None:
         ends = [heading.start() for heading in headings if int(heading[1]) >= first_step]
         if ends:
             write_atomically(path, lambda file: file.write(text[: ends[0]]))
-
-
-def _is_before(step: int, line: bytes) -> bool:
-    record = _record(line)
-    return record is not None and record["step"] < step
+    return steps.count(None)
 
 
 def _record(line: bytes) -> dict[str, Any] | None:

@@ -35,8 +35,10 @@ class Metrics:
             again = path.exists()
             for written in (path, folder / "samples.txt"):
                 _refuse_planted(written)
-            if again:
-                rewind(folder, first_step)
+            if again and (n := rewind(folder, first_step)):
+                warn(f"{n} damaged lines of {str(path)!r} were dropped")
+            if first_step and not again:
+                warn(f"there is no {str(path)!r}; the curves begin at step {first_step}")
             self._lines = path.open("a", encoding="utf-8", newline="\n")
             self._open.append(self._lines)
             self._board = Board(folder, first_step if again else None)
@@ -106,9 +108,9 @@ class Metrics:
 
 
 def _refuse_planted(path: Path) -> None:
-    """A link or a pipe where a file of the run should be is not ours to write to."""
+    """A link, a pipe or a folder where a file of the run should be is not ours to write to."""
     if path.is_symlink() or (path.exists() and not path.is_file()):
-        raise OSError(errno.EINVAL, "it is a link or a pipe, not a file", str(path))
+        raise OSError(errno.EINVAL, "it is not an ordinary file", str(path))
 
 
 def _preformatted(text: str) -> str:

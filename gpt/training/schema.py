@@ -27,6 +27,8 @@ from gpt.model.count import parameter_count
 from gpt.model.gpt import GPT
 from gpt.text.tokenizer import CharTokenizer
 from gpt.training.integrity import non_finite
+from gpt.training.optimisers import build_optimisers
+from gpt.training.updates import accepted
 
 FORMAT_VERSION = 1
 
@@ -93,13 +95,15 @@ def check_state(state: dict[str, Any]) -> None:
     _check_kinds("the checkpoint", state, _KINDS)
     _check_kinds("source", state["source"], _SOURCE_KINDS)
     _check_kinds("environment", state["environment"], _ENVIRONMENT_KINDS)
+    if not 0 <= state["step"] < 2**63:
+        raise CheckpointError(f"step = {state['step']} is not in [0, 2**63)")
     best = state["best"]
     if best is not None:
         _check_kinds("best", best, _BEST_KINDS)
-        if not math.isfinite(best["loss"]):
-            raise CheckpointError(f"best loss = {best['loss']} is not a finite number")
-    if not 0 <= state["step"] < 2**63:
-        raise CheckpointError(f"step = {state['step']} is not in [0, 2**63)")
+        if not (math.isfinite(best["loss"]) and best["loss"] >= 0):
+            raise CheckpointError(f"best loss = {best['loss']} is no cross-entropy")
+        if best["step"] > state["step"]:
+            raise CheckpointError(f"its best step, {best['step']}, is later than its step")
     config = _checked_config(state["config"])
     try:
         vocab_size = CharTokenizer(state["vocabulary"]).vocab_size
@@ -111,6 +115,11 @@ def check_state(state: dict[str, Any]) -> None:
     wrong = non_finite(state)
     if wrong is not None:
         raise CheckpointError(f"{wrong!r} holds a number that is not finite")
+    rules = build_optimisers(
+        skeleton(config.model, vocab_size), config.training, torch.device("cpu")
+    )
+    if state["optimisers"] and not accepted(rules, state["optimisers"]):
+        raise CheckpointError("its optimisers do not fit its weights")
 
 
 def _check_kinds(where: str, data: Any, kinds: dict[str, tuple[type, ...]]) -> None:
@@ -168,11 +177,16 @@ def _check_model(weights: dict[Any, Any], config: ModelConfig, vocab_size: int) 
 
 
 def expected_shapes(config: ModelConfig, vocab_size: int) -> dict[str, torch.Size]:
-    """The state dict's keys and shapes, from a model of which no number is drawn or written."""
+    """The state dict's keys and shapes."""
+    return {key: t.shape for key, t in skeleton(config, vocab_size).state_dict().items()}
+
+
+def skeleton(config: ModelConfig, vocab_size: int) -> GPT:
+    """A model of which no number is drawn or written, and no table is longer than needed."""
     if config.positions != "learned":  # only a learned table is a weight
         config = dataclasses.replace(config, context_length=1)
     with WithoutDraws():
-        return {key: t.shape for key, t in GPT(config, vocab_size).state_dict().items()}
+        return GPT(config, vocab_size)
 
 
 def _check_optimiser(where: str, optimiser: Any) -> None:

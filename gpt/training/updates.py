@@ -7,7 +7,7 @@ layout of torch.optim.
 
 import itertools
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -23,6 +23,7 @@ class UpdateRule:
 
     memory: ClassVar[dict[str, type]]
     """What is remembered: ``float`` for one number, ``Tensor`` for one of the parameter's shape."""
+    never_negative: ClassVar[set[str]] = set()
 
     def __init__(self, groups: Iterable[dict[str, Any]], **settings: Any) -> None:
         self.param_groups = [settings | group for group in groups]
@@ -68,6 +69,25 @@ class UpdateRule:
                 for name, value in memory.items()
             }
 
+    def accepts(self, state_dict: dict[str, Any]) -> bool:
+        """Whether the memory in a state dict fits these parameters in every name and shape."""
+        parameters = list(self._parameters())
+        saved = [len(group["params"]) for group in state_dict["param_groups"]]
+        return saved == [len(group["params"]) for group in self.param_groups] and all(
+            memory.keys() == self.memory.keys()
+            and all(self._fits(name, value, parameters[n]) for name, value in memory.items())
+            for n, memory in state_dict["state"].items()
+        )
+
+    def _fits(self, name: str, value: Any, parameter: Tensor) -> bool:
+        shape = torch.Size() if self.memory[name] is float else parameter.shape
+        return (
+            isinstance(value, Tensor)
+            and value.shape == shape
+            and value.dtype == torch.float32
+            and (name not in self.never_negative or not bool((value < 0).any()))
+        )
+
     def _parameters(self) -> Iterable[Tensor]:
         return itertools.chain.from_iterable(group["params"] for group in self.param_groups)
 
@@ -89,6 +109,7 @@ class AdamW(UpdateRule):
     """
 
     memory: ClassVar = {"step": float, "exp_avg": Tensor, "exp_avg_sq": Tensor}
+    never_negative: ClassVar = {"step", "exp_avg_sq"}
 
     def _move(self, parameters, gradients, group, *, step, exp_avg, exp_avg_sq):  # type: ignore[override]
         adamw(
@@ -119,6 +140,13 @@ class Muon(UpdateRule):
             for n, direction in zip(numbers, directions.unbind(), strict=True):
                 tall = parameters[n].shape != shape
                 parameters[n].sub_(direction.T if tall else direction, alpha=scale)
+
+
+def accepted(rules: Sequence[UpdateRule], saved: Sequence[dict[str, Any]]) -> bool:
+    """Whether the state dicts hold what the rules remember: their kernels trust every shape."""
+    return len(rules) == len(saved) and all(
+        rule.accepts(one) for rule, one in zip(rules, saved, strict=True)
+    )
 
 
 def orthogonal(matrices: Tensor, steps: int = 5) -> Tensor:

@@ -13,7 +13,8 @@ import torch
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
 
-from disk_faults import at, each_operation, is_whole, state_at  # noqa: E402
+from disk_faults import at, each_operation  # noqa: E402
+from states import is_whole, state_at  # noqa: E402
 
 from gpt.training.atomic import sweep  # noqa: E402
 from gpt.training.checkpoint import load_checkpoint, save_checkpoint  # noqa: E402

@@ -9,10 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from gpt.config import RunConfig, to_flat
-from gpt.model.gpt import GPT
 from gpt.training import disk
 
 OPERATIONS = sorted(
@@ -20,33 +17,6 @@ OPERATIONS = sorted(
     for name, value in vars(disk).items()
     if inspect.isfunction(value) and value.__module__ == disk.__name__
 )
-VOCABULARY = "\n abcdefg"
-CONFIG = RunConfig().with_changes(
-    {"d_model": 12, "n_heads": 3, "n_layers": 1, "context_length": 5, "activation": "relu"}
-)
-
-
-def state_at(step: int) -> dict[str, Any]:
-    """What is saved at a step: every number is drawn from it."""
-    model = GPT(CONFIG.model, len(VOCABULARY), seed=step)
-    return {
-        "config": to_flat(CONFIG.resolved()),
-        "vocabulary": VOCABULARY,
-        "model": model.state_dict(),
-        "optimisers": [],
-        "step": step,
-        "best": None,
-        "source": {"path": "a.txt", "bytes": 7, "sha256": "0" * 64},
-        "environment": {"torch": torch.__version__, "threads": 1, "device": "cpu", "dtype": "x"},
-    }
-
-
-def is_whole(checkpoint: Any) -> bool:
-    """Whether every weight is what was saved at that step."""
-    saved = state_at(checkpoint.step)["model"]
-    return saved.keys() == checkpoint.model.keys() and all(
-        torch.equal(checkpoint.model[key], value) for key, value in saved.items()
-    )
 
 
 @contextlib.contextmanager

@@ -142,73 +142,20 @@ def run(script: str, *words: object, **options: Any) -> Process:
     return process
 
 
-def write_text(folder: Path) -> Path:
-    path = folder / "a text é.txt"
-    lines = (f"{n} green bottles, é 中, hanging on the wall\n" for n in range(80))
-    path.write_text("".join(lines), encoding="utf-8")
-    return path
-
-
-def assert_same_training(ours: Path, theirs: Path) -> None:
-    """Two finished runs have the same weights, optimiser memory and curves, bit for bit."""
-    import torch
-
-    from gpt.training.checkpoint import load_checkpoint
-    from gpt.training.curves import read_metrics
-    from gpt.training.integrity import tensors
-
-    one, other = (load_checkpoint(folder, prefer="newest") for folder in (ours, theirs))
-    assert (one.step, one.best) == (other.step, other.best)
-    pairs = zip(tensors([one.model, one.optimisers]), tensors([other.model, other.optimisers]),
-                strict=True)  # fmt: skip
-    for (name, a), (other_name, b) in pairs:
-        assert name == other_name
-        assert torch.equal(a, b), name
-    curves = [read_metrics(folder) for folder in (ours, theirs)]
-    for tag in ("loss/train", "loss/val", "lr"):
-        assert curves[0].get(tag) == curves[1].get(tag), tag
-
-
 # What forks do
-
-
-@functools.lru_cache(maxsize=9)
-def saved_state(step: int) -> dict[str, Any]:
-    """A checkpoint's state of which every number follows from the step."""
-    import torch
-
-    from gpt.config import RunConfig, to_flat
-    from gpt.model.gpt import GPT
-
-    sizes = {"d_model": 48, "n_heads": 3, "n_layers": 2, "context_length": 32}
-    config = RunConfig().with_changes(sizes)
-    if not _MODELS:
-        _MODELS.append(GPT(config.model, 7, 1).state_dict())
-    drawn = torch.Generator().manual_seed(step)
-    return {
-        "config": to_flat(config),
-        "vocabulary": "\nabcdef",
-        "model": {n: torch.rand(t.shape, generator=drawn) for n, t in _MODELS[0].items()},
-        "optimisers": [],
-        "step": step,
-        "best": {"step": step, "loss": step / 3},
-        "source": {"path": "a.txt", "bytes": step, "sha256": "ab" * 32},
-        "environment": {"torch": "2", "threads": 1, "device": "cpu", "dtype": "float32"},
-    }
-
-
-_MODELS: list[dict[str, Any]] = []
 
 
 def save_for_ever(folder: str, first: int, n_saves: int = 10**9) -> None:
     """Save one step after another, every second the best; print each step that is safe."""
+    from states import LARGE, state_at
+
     from gpt.training.atomic import sweep
     from gpt.training.checkpoint import save_checkpoint
 
     sweep(Path(folder))
     print("ready", flush=True)
     for step in range(first, first + n_saves):
-        save_checkpoint(Path(folder), saved_state(step), is_best=step % 2 == 0)
+        save_checkpoint(Path(folder), state_at(step, LARGE), is_best=step % 2 == 0)
         print(step, flush=True)
 
 
@@ -364,7 +311,8 @@ def _warm_up() -> None:
     for module in ("run", "corpus", "resuming", "runfolder", "writing"):
         importlib.import_module(f"gpt.{module}")
     importlib.import_module("torch._dynamo")  # which building an optimiser imports
-    saved_state(0)
+    states = importlib.import_module("states")
+    states.state_at(0, states.LARGE)
 
 
 if __name__ == "__main__":

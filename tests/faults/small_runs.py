@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
+from states import assert_same
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from gpt import run as run_module
@@ -29,8 +29,8 @@ SMALL = {
 
 def some_text(folder: Path) -> Path:
     """A file of a few thousand characters."""
-    path = folder / "a text.txt"
-    lines = (f"{n} green bottles hanging on the wall\n" for n in range(40))
+    path = folder / "a text é.txt"
+    lines = (f"{n} green bottles, é 中, hanging on the wall\n" for n in range(80))
     path.write_text("".join(lines), encoding="utf-8")
     return path
 
@@ -111,7 +111,7 @@ def break_off_after(step: int) -> Callable[[SmallRun], object]:
     return between
 
 
-def state_of(run: Run) -> dict[str, Any]:
+def live_state(run: Run) -> dict[str, Any]:
     """A copy of all that a run remembers from step to step."""
     return copy.deepcopy(
         {
@@ -126,24 +126,6 @@ def newest_state(folder: Path) -> dict[str, Any]:
     """The same, of the newest checkpoint."""
     saved = load_checkpoint(folder, prefer="newest")
     return {"model": saved.model, "optimisers": saved.optimisers, "best": saved.best}
-
-
-def assert_same(found: Any, expected: Any, where: str = "") -> None:
-    """Equal to the last bit: tensors, and what holds them."""
-    assert type(found) in (type(expected), list), where  # a checkpoint has lists for tuples
-    if isinstance(expected, torch.Tensor):
-        assert found.dtype == expected.dtype, where
-        assert torch.equal(found, expected), where
-    elif isinstance(expected, dict):
-        assert found.keys() == expected.keys(), where
-        for key in expected:
-            assert_same(found[key], expected[key], f"{where}.{key}")
-    elif isinstance(expected, list | tuple):
-        assert len(found) == len(expected), where
-        for i in range(len(expected)):
-            assert_same(found[i], expected[i], f"{where}.{i}")
-    else:
-        assert found == expected, where
 
 
 def records(folder: Path) -> list[dict[str, Any]]:

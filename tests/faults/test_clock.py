@@ -5,11 +5,9 @@ import itertools
 import os
 import re
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 import tqdm.std
 from small_runs import (
     BrokenOffError,
@@ -27,7 +25,6 @@ from gpt.training.checkpoint import load_checkpoint
 from gpt.training.curves import read_metrics
 from gpt.training.progress import Progress
 
-ROOT = Path(__file__).parents[2]
 DAY = 86_400.0
 YEAR = 365.25 * DAY
 
@@ -53,13 +50,6 @@ def clock(monkeypatch) -> Clock:
     monkeypatch.setattr(time, "time", clock)
     monkeypatch.setattr(tqdm.std, "time", clock)
     return clock
-
-
-@pytest.fixture(autouse=True)
-def _threads_come_back() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")
@@ -160,18 +150,3 @@ def test_retention_and_the_newest_go_by_step_whatever_the_times_of_files(text, t
             stop = stop_after(step)
             run.between = lambda run, stop=stop: (between(run), stop(run))
             assert run.go().steps == step
-
-
-def test_nothing_asks_what_time_of_day_it_is():
-    asked = re.compile(
-        r"\btime\.(time|time_ns|localtime|gmtime|ctime|strftime)\b|from time import"
-        r"|\bdatetime\.|\bdate\.today|from datetime"
-    )
-    found = [
-        (str(path.relative_to(ROOT)), line.strip())
-        for path in [*ROOT.glob("*.py"), *(ROOT / "gpt").rglob("*.py")]
-        for line in path.read_text(encoding="utf-8").splitlines()
-        if asked.search(line)
-    ]
-    # TensorBoard's file names and points carry it; what is computed uses time.perf_counter.
-    assert {name for name, _ in found} <= {os.path.join("gpt", "training", "board.py")}, found

@@ -10,7 +10,8 @@ import zipfile
 
 import pytest
 import torch
-from make_golden import GOLDEN, state_of, trained, update
+from make_golden import GOLDEN, state_after, trained, update
+from states import assert_same
 
 from gpt.config import from_flat
 from gpt.errors import CheckpointError
@@ -36,7 +37,7 @@ def saved(tmp_path_factory):
     config, model, optimisers = trained(**ONE_BLOCK)
     contents = []
     for step in (2, 3):
-        state = state_of(config, model, optimisers) | {"step": step}
+        state = state_after(step, config, model, optimisers)
         contents.append(save_checkpoint(folder, state, is_best=False).read_bytes())
         update(model, optimisers)
     return contents
@@ -58,22 +59,12 @@ def facts(checkpoint):
     return {name: getattr(checkpoint, name) for name in FIELDS}
 
 
-def equal(a, b) -> bool:
-    if isinstance(a, torch.Tensor):
-        return a.dtype == b.dtype and torch.equal(a, b)
-    if isinstance(a, dict):
-        return list(a) == list(b) and all(equal(a[key], b[key]) for key in a)
-    if isinstance(a, list):
-        return len(a) == len(b) and all(map(equal, a, b))
-    return type(a) is type(b) and a == b
-
-
 def refused(path) -> None:
     with pytest.raises(CheckpointError, match=path.name):
         load_checkpoint(path)
 
 
-def passed_over(folder, damaged) -> None:
+def passed_over(folder, damaged, reason: str = "") -> None:
     """A resume names the damaged checkpoint, sets it aside, keeps it, and goes on from step 2."""
     contents = damaged.read_bytes() if damaged.is_file() else None
     refused(damaged)
@@ -82,6 +73,7 @@ def passed_over(folder, damaged) -> None:
     (notice,) = checkpoint.notices
     aside = damaged.with_name(damaged.name + ".corrupt")
     assert damaged.name in notice
+    assert reason in notice
     assert aside.name in notice
     assert not damaged.exists()
     if contents is not None:
@@ -113,7 +105,7 @@ def test_no_flipped_bit_is_resumed_from(folder, newest, saved, faults):
             newest.write_bytes(spoiled)
             checkpoint = load_checkpoint(folder, prefer="newest", set_aside=True)
             if not checkpoint.notices:
-                assert equal(facts(checkpoint), good)
+                assert_same(facts(checkpoint), good)
                 continue
             noticed += 1
             (notice,) = checkpoint.notices
@@ -130,7 +122,7 @@ def test_a_bit_that_no_checksum_covers_is_harmless(newest, saved, faults):
     for at in (match.start() + 38 for match in re.finditer(b"PK\x01\x02", saved[1])):
         with faults("a bit that marks a folder"):
             newest.write_bytes(saved[1][:at] + b"\x10" + saved[1][at + 1 :])
-            assert equal(facts(load_checkpoint(newest)), good)
+            assert_same(facts(load_checkpoint(newest)), good)
 
 
 @pytest.mark.slow
@@ -146,7 +138,7 @@ def test_no_single_bit_of_a_directory_changes_what_is_read(tmp_path, faults):
             with faults("each bit of a directory flipped"):
                 path.write_bytes(good[:place] + bytes([good[place] ^ 1 << bit]) + good[place + 1 :])
                 with contextlib.suppress(CheckpointError):
-                    assert equal(read_plain(path), data)
+                    assert_same(read_plain(path), data)
 
 
 def test_a_file_cut_at_any_length_is_refused(newest, saved, faults):
@@ -191,7 +183,7 @@ def test_a_block_of_zeros_anywhere_is_passed_over_or_harmless(folder, newest, sa
         with faults("a block of zeros"):
             newest.write_bytes(saved[1][:start] + bytes(512) + saved[1][start + 512 :])
             try:
-                assert equal(facts(load_checkpoint(newest)), good)
+                assert_same(facts(load_checkpoint(newest)), good)
             except CheckpointError:
                 noticed += 1
                 passed_over(folder, newest)
@@ -208,7 +200,7 @@ def test_what_is_no_file_is_passed_over(folder, newest, faults):
         with faults(kind):
             newest.unlink(missing_ok=True)
             make()
-            passed_over(folder, newest)
+            passed_over(folder, newest, "it is not a file")
 
 
 def test_a_link_to_nowhere_is_passed_over(folder, newest, faults):
@@ -272,7 +264,7 @@ def test_training_goes_on_from_a_golden_checkpoint(golden):
     optimisers = build_optimisers(model, config.training, torch.device("cpu"))
     restore_optimisers(checkpoint, optimisers)
     for optimiser, saved in zip(optimisers, checkpoint.optimisers, strict=True):
-        assert equal(optimiser.state_dict()["state"], saved["state"])
+        assert_same(optimiser.state_dict()["state"], saved["state"])
     update(model, optimisers)
     for name, weight in model.state_dict().items():
         assert torch.isfinite(weight).all()
@@ -282,7 +274,7 @@ def test_training_goes_on_from_a_golden_checkpoint(golden):
 def test_a_golden_checkpoint_is_saved_again_as_it_was(golden, tmp_path):
     checkpoint = load_checkpoint(golden)
     again = load_checkpoint(save_checkpoint(tmp_path, facts(checkpoint), is_best=False))
-    assert equal(facts(again), facts(checkpoint))
+    assert_same(facts(again), facts(checkpoint))
 
 
 @pytest.mark.parametrize("prefer", ["best", "newest"])

@@ -8,30 +8,29 @@ import itertools
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from commands import python
 from small_runs import (
     SMALL,
     BrokenOffError,
-    assert_same,
     assert_same_run,
     break_off_after,
     config_for,
+    live_state,
     newest_state,
     records,
     resumed,
     some_text,
     started,
-    state_of,
     stop_after,
 )
+from states import assert_same
 
 from gpt import run as run_module
 from gpt.config import RunConfig, Schedule
@@ -39,9 +38,6 @@ from gpt.errors import UsageError
 from gpt.training.checkpoint import load_checkpoint
 from gpt.training.curves import read_metrics
 from gpt.training.schedules import learning_rate
-
-HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
 
 STEPS = SMALL["steps"]
 STOPPED = "a run stopped and resumed"
@@ -80,13 +76,6 @@ def each_variant(n_fast: int) -> pytest.MarkDecorator:
     )
 
 
-@pytest.fixture(autouse=True)
-def _threads_come_back() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.fixture(scope="module")
 def text(tmp_path_factory) -> Path:
     return some_text(tmp_path_factory.mktemp("text"))
@@ -101,7 +90,7 @@ def unbroken(tmp_path_factory) -> Callable[[RunConfig], tuple[Path, dict[int, di
         if config not in known:
             states = {}
             folder = tmp_path_factory.mktemp("whole")
-            started(config, folder, lambda run: states.update({run.step: state_of(run)})).go()
+            started(config, folder, lambda run: states.update({run.step: live_state(run)})).go()
             states[config.training.steps] = newest_state(folder)
             assert sorted(states) == list(range(config.training.steps + 1))
             known[config] = folder, states
@@ -249,10 +238,7 @@ def test_a_run_killed_after_a_save_that_was_asked_for_has_every_point_of_its_cur
 ):
     config, folder = config_for(text, eval_every=100), tmp_path / "parts"
     with faults("a run killed after a signal to save"):
-        ended = subprocess.run(
-            [sys.executable, "-c", KILLED, str(text), str(folder)],
-            env=os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(HERE)])},
-        )
+        ended = python("-c", KILLED, text, folder)
         assert ended.returncode == -signal.SIGKILL
         assert load_checkpoint(folder, prefer="newest").step in (3, 4)
         resumed(config, folder).go()
@@ -295,7 +281,10 @@ def test_another_environment_is_said_to_break_exactness(text, tmp_path, faults, 
             torch.save(state | {"environment": here | {name: then}}, path)
             run = resumed(config, tmp_path / "run")
             (line,) = run.notices
-            assert line.startswith(f"{name} was {then}, is {here[name]}: the run goes on, but not")
+            assert line == (
+                f"{name} was {then}, is {here[name]}: "
+                "the run goes on, but not bit for bit as it would have"
+            )
     run.go(quiet=False)
     assert capsys.readouterr().out.splitlines().count(line) == 1
 
@@ -309,25 +298,20 @@ def test_where_nothing_differs_nothing_is_said_about_exactness(text, tmp_path, c
     assert "changed" not in said
 
 
-def test_another_number_of_threads_is_said(text, tmp_path, faults):
-    started(config_for(text), tmp_path / "run", stop_after(1)).go()
-    with faults("a run resumed elsewhere"):
-        run = resumed(config_for(text, threads=2), tmp_path / "run")
-        assert run.notices == [
-            "threads was 1, is 2: the run goes on, but not bit for bit as it would have"
-        ]
-        assert "changed: threads 1 -> 2" in run.said
-
-
-def test_a_new_rate_and_length_take_effect_and_are_printed(text, tmp_path, faults, capsys):
+def test_a_new_rate_length_and_number_of_threads_take_effect_and_are_printed(
+    text, tmp_path, faults, capsys
+):
     before = config_for(text, schedule="linear", warmup_steps=2)
-    after = before.with_changes({"learning_rate": 4e-4, "steps": 11})
+    after = before.with_changes({"learning_rate": 4e-4, "steps": 11, "threads": 2})
     with faults("a run resumed with new settings"):
         started(before, tmp_path / "run", stop_after(3)).go()
         resumed(after, tmp_path / "run").go(quiet=False)
         said = capsys.readouterr().out
         assert "changed: learning_rate 0.001 -> 0.0004" in said
         assert "changed: steps 7 -> 11" in said
+        assert "changed: threads 1 -> 2" in said
+        assert "threads was 1, is 2: the run goes on, but not bit for bit" in said
+        assert torch.get_num_threads() == 2
         rates = [learning_rate(step, before.training) for step in range(3)]
         rates += [learning_rate(step, after.training) for step in range(3, 11)]
         assert read_metrics(tmp_path / "run")["lr"] == list(enumerate(rates, start=1))

@@ -5,19 +5,17 @@ import errno
 import os
 import re
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from commands import python
 from disk_faults import each_operation
 from small_runs import config_for, resumed, some_text, started
 
 from gpt.errors import DiskError
 from gpt.training.checkpoint import load_checkpoint
 from gpt.training.curves import read_metrics
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -164,15 +162,16 @@ def test_a_disk_that_stays_full_leaves_what_was_saved(text, tmp_path, small_disk
         assert load_checkpoint(small_disk / "run", prefer="newest").step == 7
 
 
+def train(text: Path, out: Path) -> subprocess.CompletedProcess:
+    words = ["--d_model", 12, "--n_heads", 3, "--steps", 5, "--context_length", 9]
+    return python("train.py", text, *words, "--out", out)
+
+
 @pytest.mark.slow
 def test_a_read_only_disk_is_refused_before_the_first_step(text, small_disk, faults):
-    words = [text, "--d_model", "12", "--n_heads", "3", "--steps", "5", "--context_length", "9"]
     with faults("a read-only disk"):
         subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
-        ended = subprocess.run(
-            [sys.executable, ROOT / "train.py", *words, "--out", small_disk / "run"],
-            capture_output=True, text=True, cwd=ROOT,
-        )  # fmt: skip
+        ended = train(text, small_disk / "run")
         assert ended.returncode == 6
         assert re.fullmatch(r"error: .*Read-only file system.*\n", ended.stderr)
         assert "step" not in ended.stdout
@@ -180,12 +179,8 @@ def test_a_read_only_disk_is_refused_before_the_first_step(text, small_disk, fau
 
 @pytest.mark.slow
 def test_exit_6_and_one_message_when_the_disk_is_full(text, small_disk, faults):
-    words = [text, "--d_model", "12", "--n_heads", "3", "--steps", "5", "--context_length", "9"]
     with faults("a full disk from the start"):
         fill(small_disk)
-        ended = subprocess.run(
-            [sys.executable, ROOT / "train.py", *words, "--out", small_disk / "run"],
-            capture_output=True, text=True, cwd=ROOT,
-        )  # fmt: skip
+        ended = train(text, small_disk / "run")
         assert ended.returncode == 6
         assert re.fullmatch(r"error: [^\n]*\n", ended.stderr)

@@ -10,18 +10,8 @@ import time
 from pathlib import Path
 
 import pytest
-import torch
-from processes import (
-    TINY,
-    Process,
-    assert_same_training,
-    do,
-    run,
-    save_for_ever,
-    saved_state,
-    start,
-    write_text,
-)
+from processes import TINY, Process, do, run, save_for_ever, start
+from states import LARGE, assert_same_training, is_whole
 
 from gpt.training.atomic import sweep
 from gpt.training.checkpoint import KEPT, load_checkpoint
@@ -30,7 +20,7 @@ from gpt.training.curves import read_metrics
 pytestmark = pytest.mark.slow
 
 N_SAVES_KILLED, N_RUNS_KILLED, N_COLD_RUNS_KILLED = 200, 30, 3
-MUCH_SAVING = (*TINY, "--steps", 240, "--eval_every", 4, "--sample_chars", 2)
+SETTINGS = (*TINY, "--steps", 240, "--eval_every", 4, "--sample_chars", 2)
 
 
 def test_a_killed_save_leaves_its_checkpoint_or_the_one_before(tmp_path, faults):
@@ -64,23 +54,12 @@ def test_a_killed_save_leaves_its_checkpoint_or_the_one_before(tmp_path, faults)
     assert n_unreported > 0, "no kill met the end of a save"
 
 
-@pytest.fixture(scope="module")
-def unbroken(tmp_path_factory) -> tuple[Path, Path]:
-    """A text, and the folder of a run on it that nothing disturbed."""
-    folder = tmp_path_factory.mktemp("unbroken")
-    source = write_text(folder)
-    ended = run("train.py", source, *MUCH_SAVING, "--out", folder / "run")
-    assert ended.returncode == 0, ended.err
-    return source, folder / "run"
-
-
 @pytest.mark.parametrize(
     ("n_kills", "cold", "longest"), [(N_RUNS_KILLED, False, 0.6), (N_COLD_RUNS_KILLED, True, 5.0)]
 )
 def test_a_training_killed_again_and_again_becomes_the_unbroken_one(
-    unbroken, tmp_path, faults, n_kills, cold, longest
+    source, whole, tmp_path, faults, n_kills, cold, longest
 ):
-    source, whole = unbroken
     chance = random.Random(2)
     out = tmp_path / "0"
     for n in range(n_kills):
@@ -101,13 +80,14 @@ def test_a_training_killed_again_and_again_becomes_the_unbroken_one(
     assert not [p.name for p in out.rglob("*") if ".tmp." in p.name]
 
 
-def test_a_kill_before_the_best_gets_its_name_does_not_lose_the_best(unbroken, tmp_path, faults):
-    source, whole = unbroken
+def test_a_kill_before_the_best_gets_its_name_does_not_lose_the_best(
+    source, whole, tmp_path, faults
+):
     best = load_checkpoint(whole).step
     n_bests = len(_bests(whole))
     moment = ("the name of the best", n_bests, signal.SIGKILL)
     with faults("a kill between the two names of a best checkpoint"):
-        killed = run("train.py", source, *MUCH_SAVING, "--out", tmp_path / "out", at=[moment])
+        killed = run("train.py", source, *SETTINGS, "--out", tmp_path / "out", at=[moment])
         assert killed.returncode == -9
         assert load_checkpoint(tmp_path / "out").step < best
         assert load_checkpoint(tmp_path / "out", prefer="newest").step == best
@@ -163,11 +143,7 @@ def _steps(folder: Path) -> list[int]:
 def _step_as_saved(path: Path) -> int:
     """The step of a checkpoint, after a look whether everything in it belongs to that step."""
     checkpoint = load_checkpoint(path)
-    expected = saved_state(checkpoint.step)
-    assert checkpoint.best == expected["best"]
-    assert checkpoint.model.keys() == expected["model"].keys()
-    for name, tensor in expected["model"].items():
-        assert torch.equal(checkpoint.model[name], tensor), name
+    assert is_whole(checkpoint, LARGE), path
     return checkpoint.step
 
 
@@ -183,4 +159,4 @@ def _begun(source: Path, out: Path, cold: bool) -> Process:
     if (out / "checkpoints").exists() or (out / "config.toml").exists():
         # Killed before the first checkpoint was there: nothing was trained, nothing is lost.
         shutil.rmtree(out)
-    return start("train.py", source, *MUCH_SAVING, "--out", out, cold=cold)
+    return start("train.py", source, *SETTINGS, "--out", out, cold=cold)

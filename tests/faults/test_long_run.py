@@ -1,20 +1,16 @@
 """A long run is not slowly filled with garbage, and no number in it is denormal."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from small_runs import assert_same, config_for, newest_state, some_text, started
+from commands import python
+from small_runs import config_for, newest_state, some_text, started
+from states import assert_same
 
 from gpt.training.curves import read_metrics
-
-HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
 
 TRAIN = """
 import json, sys
@@ -25,7 +21,7 @@ from gpt.corpus import read_text
 from gpt.run import Keeper, Run
 
 text, folder, settings = sys.argv[1:]
-goes_on = Keeper.goes_on
+before_step = Keeper.before_step
 
 def kilobytes():
     return int(Path("/proc/self/status").read_text().split("VmRSS:")[1].split()[0])
@@ -33,10 +29,10 @@ def kilobytes():
 def measured(keeper, step):
     if step % 500 == 0:
         found[step] = kilobytes()
-    return goes_on(keeper, step)
+    return before_step(keeper, step)
 
 found = {}
-Keeper.goes_on = measured
+Keeper.before_step = measured
 config = RunConfig().with_changes(json.loads(settings) | {"text": text})
 Path(folder).mkdir()
 Run(config, read_text(config)).go(Path(folder), quiet=True)
@@ -78,14 +74,9 @@ else:
 """
 
 
-def python(code: str, *words: object) -> str:
-    """What a program prints that may import what this test may."""
-    ended = subprocess.run(
-        [sys.executable, "-c", code, *map(str, words)],
-        capture_output=True, encoding="utf-8", cwd=ROOT,
-        env=os.environ
-        | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(HERE)]), "GOMP_SPINCOUNT": "1000"},
-    )  # fmt: skip
+def printed(code: str, *words: object) -> str:
+    """By a program."""
+    ended = python("-c", code, *words, environment={"GOMP_SPINCOUNT": "1000"})
     assert ended.returncode == 0, ended.stderr
     return ended.stdout
 
@@ -99,8 +90,8 @@ def test_memory_does_not_grow_in_5000_steps(tmp_path, faults):
         "dropout": 0.1,
     }  # fmt: skip
     with faults("a long run"):
-        printed = python(TRAIN, some_text(tmp_path), tmp_path / "run", json.dumps(settings))
-        found = {int(step): n for step, n in json.loads(printed).items()}
+        told = printed(TRAIN, some_text(tmp_path), tmp_path / "run", json.dumps(settings))
+        found = {int(step): n for step, n in json.loads(told).items()}
         assert sorted(found) == list(range(0, 5001, 500))
         assert found[5000] <= found[500] + 15_000, found
         curves = read_metrics(tmp_path / "run")
@@ -124,18 +115,18 @@ def test_a_run_flushes_denormals(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("threads", [1, 2])
 def test_every_thread_flushes_denormals(threads):
-    assert python(FLUSHED, threads) == f"{threads} 0\n"
+    assert printed(FLUSHED, threads) == f"{threads} 0\n"
 
 
 @pytest.mark.slow
 def test_a_run_with_denormals_resumes_exactly_in_every_thread(tmp_path, faults):
     text = some_text(tmp_path)
-    unseen = "".join(chr(0x4E00 + n) for n in range(3000))  # in the validation part, and large
+    unseen = "".join(chr(0x5000 + n) for n in range(3000))  # in the validation part, and large
     lines = text.read_text(encoding="utf-8") * 20
     text.write_text(lines + unseen, encoding="utf-8")
     with faults("a run with denormals stopped and resumed"):
-        python(DECAYING, text, tmp_path, "first")
-        python(DECAYING, text, tmp_path)
+        printed(DECAYING, text, tmp_path, "first")
+        printed(DECAYING, text, tmp_path)
         whole, parts = (newest_state(tmp_path / name) for name in ("whole", "parts"))
         assert (whole["model"]["token_embedding.weight"][-3000:] == 0).all()
         assert_same(parts, whole)

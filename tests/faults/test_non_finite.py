@@ -2,15 +2,13 @@
 
 import json
 import math
-import os
 import signal
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from commands import python
 from small_runs import (
     SmallRun,
     assert_same_run,
@@ -29,16 +27,8 @@ from gpt.training import loop
 from gpt.training.checkpoint import load_checkpoint
 from gpt.training.schedules import learning_rate
 
-ROOT = Path(__file__).parents[2]
 FAULT = "a number that is not finite"
 AT = 3  # updates done when it comes; a checkpoint was saved after 2
-
-
-@pytest.fixture(autouse=True)
-def _threads_come_back() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture
@@ -250,20 +240,14 @@ def test_train_py_says_it_exits_3_and_goes_on_with_a_lower_rate(text, tmp_path, 
     folder = tmp_path / "run"
     small = ["--d_model", "12", "--n_heads", "3", "--n_layers", "2", "--context_length", "9"]
 
-    def train(*words: object) -> subprocess.CompletedProcess:
-        return subprocess.run(
-            [sys.executable, str(ROOT / "train.py"), *map(str, words)],
-            capture_output=True, encoding="utf-8", stdin=subprocess.DEVNULL, cwd=ROOT,
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
-        )  # fmt: skip
-
     with faults("a learning rate far too high"):
-        ended = train(text, *small, "--learning_rate", "1e10", "--steps", 5, "--out", folder)
+        words = [*small, "--learning_rate", "1e10", "--steps", 5, "--out", folder]
+        ended = python("train.py", text, *words)
         assert ended.returncode == 3
         assert ended.stderr.startswith("error: step 2: loss = ")
         assert "lower --learning_rate" in ended.stderr
         assert "Traceback" not in ended.stderr + ended.stdout
-        ended = train("--resume", folder, "--learning_rate", "1e-3")
+        ended = python("train.py", "--resume", folder, "--learning_rate", "1e-3")
         assert (ended.returncode, ended.stderr) == (0, "")
         assert "changed: learning_rate 10000000000.0 -> 0.001" in ended.stdout
         assert all(tensor.isfinite().all() for tensor in newest_state(folder)["model"].values())

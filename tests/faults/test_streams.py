@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from processes import CLOSED, TINY, Process, assert_same_training, run, start, until, write_text
+from processes import CLOSED, TINY, Process, run, start, until
+from states import assert_same_training
 
 from gpt.training.checkpoint import load_checkpoint
 
@@ -22,20 +23,6 @@ SETTINGS = (*TINY, "--steps", 100, "--eval_every", 20)
 PLAIN = {
     "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": "ascii",
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def source(tmp_path_factory) -> Path:
-    return write_text(tmp_path_factory.mktemp("text"))
-
-
-@pytest.fixture(scope="module")
-def whole(source, tmp_path_factory) -> Path:
-    """The folder of a run that nothing disturbed."""
-    folder = tmp_path_factory.mktemp("whole") / "run"
-    ended = run("train.py", source, *SETTINGS, "--out", folder)
-    assert ended.returncode == 0, ended.err
-    return folder
 
 
 @contextlib.contextmanager

@@ -19,9 +19,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from commands import ROOT, python
+from states import state_of
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from gpt.config import RunConfig, to_flat
+from gpt.config import RunConfig
 from gpt.model.gpt import GPT
 from gpt.run import Run
 from gpt.sampling.generate import generate
@@ -31,7 +33,6 @@ from gpt.text.tokenizer import CharTokenizer
 from gpt.training.checkpoint import save_checkpoint
 from gpt.training.metrics import Metrics
 
-ROOT = Path(__file__).parents[2]
 # Two ways to set the clipboard, colours, a bell, erasing, bidi, zero width, tags, marks alone.
 HOSTILE = (
     "\x07\x08\t\n\r\x1b\x7f\x85\x9b\x9d[]52;cA=m\\a\u0301\u061c\u180e\u200b\u200d\u200f\u2028\u2029"
@@ -51,16 +52,9 @@ def save_model(folder: Path, characters: str) -> Path:
     """A run folder whose model has random weights."""
     vocabulary = "".join(sorted(characters))
     config = RunConfig().with_changes(TINY)
-    state = {
-        "config": to_flat(config),
-        "vocabulary": vocabulary,
-        "model": GPT(config.model, len(vocabulary)).state_dict(),
-        "optimisers": [],
-        "step": 3,
-        "best": {"step": 3, "loss": 0.5},
-        "source": {"path": "a.txt", "bytes": 1, "sha256": "00" * 32},
-        "environment": {"torch": torch.__version__, "threads": 1, "device": "cpu", "dtype": "x"},
-    }
+    model = GPT(config.model, len(vocabulary)).state_dict()
+    best = {"step": 3, "loss": 0.5}
+    state = state_of(config, model, 3, vocabulary=vocabulary, best=best)
     save_checkpoint(folder / "checkpoints", state, is_best=True)
     return folder
 
@@ -148,10 +142,7 @@ def test_a_sample_in_a_pipe_is_the_text_itself(hostile_run, faults):
     assert set(text) == set(HOSTILE)
     with faults("a model that writes control characters"):
         words = ["--temperature", "1e3", "--n_chars", "400", "--prompt", "a"]
-        ended = subprocess.run(
-            [sys.executable, "sample.py", hostile_run, *words],
-            capture_output=True, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )  # fmt: skip
+        ended = python("sample.py", hostile_run, *words, encoding=None)
         assert ended.returncode == 0, ended.stderr
         assert ended.stdout == ("a" + text).encode("utf-8")
         assert_harmless(ended.stderr.decode("utf-8"))

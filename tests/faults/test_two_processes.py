@@ -8,17 +8,13 @@ import time
 from pathlib import Path
 
 import pytest
-from processes import TINY, Process, assert_same_training, run, start, until, write_text
+from processes import TINY, Process, run, start, until
+from states import assert_same_training
 
 from gpt.training.checkpoint import load_checkpoint
 
 pytestmark = pytest.mark.slow
 ENDLESS = (*TINY, "--steps", 10**6, "--eval_every", 10**6)
-
-
-@pytest.fixture(scope="module")
-def source(tmp_path_factory) -> Path:
-    return write_text(tmp_path_factory.mktemp("text"))
 
 
 def _training(process: Process) -> Process:

@@ -3,7 +3,9 @@
 from collections.abc import Callable
 
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor, compiler, nn
+
+from gpt.model.fused import ReluSquared
 
 
 def gelu_tanh(x: Tensor) -> Tensor:
@@ -13,7 +15,7 @@ def gelu_tanh(x: Tensor) -> Tensor:
 
 def relu2(x: Tensor) -> Tensor:
     """``max(0, x)^2``. Source: So et al. 2021, arXiv 2109.08668."""
-    return F.relu(x).square()
+    return F.relu(x).square() if compiler.is_compiling() else ReluSquared.apply(x)
 
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {

@@ -1,7 +1,9 @@
 """Normalisation of each position's features, alone: nothing crosses positions or the batch."""
 
 import torch.nn.functional as F
-from torch import Tensor, nn, ones, zeros
+from torch import Tensor, compiler, nn, ones, zeros
+
+from gpt.model.fused import RMSNormalise
 
 
 class LayerNorm(nn.Module):
@@ -32,7 +34,14 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, self.gamma.shape, self.gamma, self.eps)
+        return rms_normalise(x, self.eps) * self.gamma
+
+
+def rms_normalise(x: Tensor, eps: float) -> Tensor:
+    """``x / sqrt(mean(x^2) + eps)`` over the last axis, in float32 or better."""
+    if compiler.is_compiling():
+        return F.rms_norm(x, x.shape[-1:], eps=eps)
+    return RMSNormalise.apply(x, eps)
 
 
 NORMS = {"layer": LayerNorm, "rms": RMSNorm}

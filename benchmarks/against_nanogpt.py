@@ -160,7 +160,9 @@ def steps_table(copy: Path, rounds: int) -> list[str]:
             words = json.dumps(shape | {"repeats": repeats})
             theirs.append(last_word([sys.executable, "-c", NANOGPT_STEP, words], copy))
             mine.append(
-                last_word([sys.executable, __file__, "--step", name, "--repeats", str(repeats)], ROOT)
+                last_word(
+                    [sys.executable, __file__, "--step", name, "--repeats", str(repeats)], ROOT
+                )
             )
         a, b = statistics.median(theirs), statistics.median(mine)
         lines.append(f"| {name} | {n_chars / a:,.0f} | {n_chars / b:,.0f} | {a / b:.2f} |")

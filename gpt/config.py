@@ -19,7 +19,7 @@ NormPosition = Literal["pre", "post"]
 Norm = Literal["layer", "rms"]
 Positions = Literal["learned", "sinusoidal", "rotary"]
 Activation = Literal["relu", "gelu", "gelu_tanh", "relu2", "swiglu"]
-Init = Literal["gpt2", "xavier"]
+Init = Literal["gpt2", "xavier", "identity"]
 Schedule = Literal["constant", "cosine", "linear", "wsd"]
 Optimizer = Literal["adamw", "muon"]
 Dtype = Literal["auto", "float32", "bfloat16"]
@@ -63,7 +63,8 @@ class ModelConfig:
     tie_embeddings: bool = True
     """The head reuses the token embedding."""
     init: Init = "gpt2"
-    """gpt2: deviation 0.02, less into the stream; xavier: sqrt(2 / (fan_in + fan_out))."""
+    """gpt2: deviation 0.02, less into the stream; xavier: sqrt(2 / (fan_in + fan_out)); identity:
+    nothing into the stream, so that every block begins by passing it on."""
     dropout: float = 0.0
     """Probability of dropping an activation while training."""
 
@@ -242,7 +243,7 @@ class MachineConfig(ComputeConfig):
     """Where and how precisely it is computed."""
 
     dtype: Dtype = "auto"
-    """Of the matrix products; auto is bfloat16 on a GPU that has it, else float32."""
+    """Of the matrix products; auto is bfloat16 where the device computes it fast, else float32."""
     compile: bool = False
     """Compile the model with torch.compile; pays off in long runs."""
 

@@ -74,7 +74,7 @@ class Run:
         self.model = GPT(config.model, corpus.tokenizer.vocab_size, config.training.seed)
         if checkpoint:
             self.model.load_state_dict(checkpoint.model)
-        self.model.to(self.machine.device)
+        self.machine.prepared(self.model)
         self.optimisers = build_optimisers(self.model, config.training, self.machine.device)
         if checkpoint:
             restore_optimisers(checkpoint, self.optimisers)

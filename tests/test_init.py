@@ -186,3 +186,17 @@ def test_the_first_loss_is_that_of_guessing(norm_position, tie_embeddings):
         logits = model(tokens[:, :-1])
     loss = F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten()).item()
     assert loss == pytest.approx(math.log(65), abs=0.1)
+
+
+def test_identity_starts_pre_ln_blocks_as_the_identity():
+    weights = wide(n_layers=2, init="identity", activation="swiglu", tie_embeddings=False)
+    for name, weight in weights.items():
+        if is_residual(name):
+            assert not weight.any(), name
+        elif weight.ndim == 2:
+            embedding = name in ("token_embedding.weight", "positions.weight")
+            assert weight.std().item() == pytest.approx(0.25 if embedding else 0.02, rel=0.05), name
+    model = build(init="identity", norm_position="pre")
+    x = torch.randn(2, 5, 24)
+    for block in model.blocks:
+        assert torch.equal(block(x), x)

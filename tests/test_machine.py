@@ -1,20 +1,42 @@
 import pytest
 import torch
+from helpers import VOCAB_SIZE, random_tokens, small_config
 
 from gpt.config import MachineConfig, ModelConfig
 from gpt.errors import UsageError
 from gpt.model.gpt import GPT
-from gpt.training.machine import compile_model, find_device, set_up
+from gpt.training.machine import attention_in_float32, compile_model, find_device, set_up
 
 MODEL = ModelConfig(d_model=12, n_heads=3, n_layers=2, context_length=8)
 
 
-def test_auto_on_a_machine_without_accelerator_is_float32_on_the_cpu(monkeypatch):
+@pytest.mark.parametrize(("fast", "dtype"), [(True, torch.bfloat16), (False, torch.float32)])
+def test_auto_on_a_cpu_is_bfloat16_where_it_is_in_hardware(monkeypatch, fast, dtype):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: fast)
     machine = set_up(MachineConfig())
     assert machine.device.type == "cpu"
-    assert machine.dtype == torch.float32
+    assert machine.dtype == dtype
+
+
+def test_in_bfloat16_attention_stays_in_float32_on_a_cpu_and_weights_everywhere():
+    machine = set_up(MachineConfig(device="cpu", dtype="bfloat16"))
+    model = machine.prepared(GPT(small_config(), VOCAB_SIZE))
+    seen = []
+    for block in model.blocks:
+        attend = block.attention.attend
+        assert attend is attention_in_float32
+        block.attention.attend = lambda *args, attend=attend: seen.append(attend(*args)) or seen[-1]
+    with machine.autocast():
+        logits = model(random_tokens())
+    assert [heads.dtype for heads in seen] == [torch.float32] * len(model.blocks)
+    logits.float().sum().backward()
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+    assert {p.grad.dtype for p in model.parameters()} == {torch.float32}
+    exact = set_up(MachineConfig(device="cpu", dtype="float32"))
+    plain = exact.prepared(GPT(small_config(), VOCAB_SIZE))(random_tokens())
+    assert 0 < (logits.float() - plain).abs().max() < 0.02 * plain.abs().max()
 
 
 def test_an_absent_device_is_refused_with_those_present(monkeypatch):

@@ -59,14 +59,14 @@ def square_weights_are_used_transposed(model, monkeypatch):
 @mutant(attention_bias=True)
 def attention_forgets_the_bias_of_its_values(model, monkeypatch):
     for layer in each(model, "attention.W_V"):
-        layer.bias = None
+        layer.bias = nn.Parameter(torch.zeros_like(layer.bias))
 
 
 @mutant(attention_bias=True)
 def attention_forgets_the_bias_of_its_keys(model, monkeypatch):
     # It adds the same to all scores of a query, so no logit changes: only k itself tells.
     for layer in each(model, "attention.W_K"):
-        layer.bias = None
+        layer.bias = nn.Parameter(torch.zeros_like(layer.bias))
 
 
 @mutant()
@@ -259,7 +259,7 @@ def rmsnorm_adds_eps_outside_the_root(model, monkeypatch):
 @mutant(norm="rms")
 def rmsnorm_has_the_eps_of_the_machine(model, monkeypatch):
     for block in model.blocks:
-        block.norm_1.eps = block.norm_2.eps = None
+        block.norm_1.eps = block.norm_2.eps = torch.finfo(torch.float64).eps
 
 
 @mutant(norm="rms")

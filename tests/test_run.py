@@ -138,7 +138,7 @@ def test_a_resumed_run_takes_new_flags_and_says_so(text, tmp_path):
 
 
 def test_another_machine_is_said_to_break_exactness(text, tmp_path):
-    stop_at(started(config_for(text), tmp_path / "run"), 2).go()
+    stop_at(started(config_for(text, dtype="float32"), tmp_path / "run"), 2).go()
     run = resumed(config_for(text, dtype="bfloat16"), tmp_path / "run")
     assert any("dtype was float32, is bfloat16" in line for line in run.notices)
 

@@ -17,10 +17,14 @@ class RMSNormalise(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, eps: float) -> Tensor:
+        dtype = x.dtype
+        if dtype in (torch.bfloat16, torch.float16):
+            x = x.float()
         mean_square = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_().div_(x.shape[-1])
         scale = mean_square.add_(eps).rsqrt_()  # (..., 1)
         y = x * scale
         ctx.save_for_backward(y, scale)
+        ctx.dtype = dtype
         return y
 
     @staticmethod
@@ -28,7 +32,7 @@ class RMSNormalise(torch.autograd.Function):
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
         y, scale = ctx.saved_tensors
         along = (g * y).mean(dim=-1, keepdim=True)
-        return torch.addcmul(g, y, along, value=-1).mul_(scale), None
+        return torch.addcmul(g, y, along, value=-1).mul_(scale).to(ctx.dtype), None
 
 
 class ReluSquared(torch.autograd.Function):

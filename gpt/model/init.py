@@ -23,6 +23,8 @@ def initialise(model: "GPT", scheme: str, seed: int) -> None:
             N(0, 0.02 / sqrt(2 n_layers)) (Radford et al. 2019, 2.3)
     xavier  N(0, sqrt(2 / (fan_in + fan_out))), embeddings N(0, 1 / sqrt(d_model))
             (Glorot & Bengio 2010); the second numbers here are standard deviations
+    identity  W_O and W_out 0, so that a Pre-LN block begins as the identity (Goyal et al. 2017,
+            arXiv 1706.02677, 5.1, in residual networks); embeddings N(0, 0.25), the rest N(0, 0.02)
     """
     names: dict[Tensor, str] = {p: name for name, p in model.named_parameters()}
     unseen = set(names)
@@ -40,20 +42,20 @@ def initialise(model: "GPT", scheme: str, seed: int) -> None:
             nn.init.constant_(weight, value)
             unseen.discard(weight)
 
-    def matrix(layer: nn.Linear, gpt2_std: float = 0.02) -> None:
+    def matrix(layer: nn.Linear, std: float = 0.02) -> None:
         fan_out, fan_in = layer.weight.shape
-        normal(layer.weight, gpt2_std if scheme == "gpt2" else math.sqrt(2 / (fan_in + fan_out)))
+        normal(layer.weight, math.sqrt(2 / (fan_in + fan_out)) if scheme == "xavier" else std)
         constant(layer.bias, 0.0)
 
     def norm(layer: nn.Module) -> None:
         constant(getattr(layer, "gamma", None), 1.0)
         constant(getattr(layer, "beta", None), 0.0)
 
-    embedding_std = 0.02 if scheme == "gpt2" else model.config.d_model**-0.5
+    embedding_std = {"gpt2": 0.02, "xavier": model.config.d_model**-0.5, "identity": 0.25}[scheme]
     normal(model.token_embedding.weight, embedding_std)
     if model.config.positions == "learned":
         normal(model.positions.get_parameter("weight"), embedding_std)
-    residual_std = 0.02 / math.sqrt(2 * len(model.blocks))
+    residual_std = 0.0 if scheme == "identity" else 0.02 / math.sqrt(2 * len(model.blocks))
     block: Any
     for block in model.blocks:
         norm(block.norm_1)

@@ -269,7 +269,7 @@ def test_a_torn_end_of_the_curves_is_replaced(text, unbroken, tmp_path, faults, 
 
 
 def test_another_environment_is_said_to_break_exactness(text, tmp_path, faults, capsys):
-    config = config_for(text)
+    config = config_for(text, dtype="float32")
     started(config, tmp_path / "run", stop_after(3)).go()
     (path,) = (tmp_path / "run" / "checkpoints").glob("step-*3.pt")
     state = torch.load(path, weights_only=True)

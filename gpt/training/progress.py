@@ -4,9 +4,11 @@ Nothing here raises when a reader goes away, a terminal is closed or the disk of
 """
 
 import contextlib
+import os
 import sys
 import time
 from collections.abc import Iterator
+from typing import TextIO
 
 from tqdm import tqdm
 
@@ -37,7 +39,7 @@ class Progress:
     def __init__(self, steps: int, first_step: int = 0, quiet: bool = False) -> None:
         self.steps, self.quiet = steps, quiet
         self.bar: tqdm | None = None
-        if sys.stderr.isatty() and not quiet:
+        if _is_terminal(sys.stderr) and not quiet:
             with _surviving_broken_streams():
                 self.bar = tqdm(total=steps, initial=first_step, unit="step", dynamic_ncols=True)
                 self.bar._time = time.monotonic  # tqdm's own is the time of day, which may be set
@@ -80,6 +82,14 @@ class Progress:
         if self.bar is not None:
             with _surviving_broken_streams():
                 self.bar.close()
+
+
+def _is_terminal(stream: TextIO) -> bool:
+    """Whether a bar can be drawn: some terminals of containers have no columns."""
+    try:
+        return stream.isatty() and os.get_terminal_size(stream.fileno()).columns > 0
+    except OSError:  # it does not say
+        return True
 
 
 @contextlib.contextmanager

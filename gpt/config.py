@@ -204,11 +204,6 @@ class TrainingConfig:
             at_most(name, getattr(self, name), 1e30)  # what float32 can still be multiplied with
         if self.learning_rate <= 0:
             raise UsageError(f"learning_rate = {self.learning_rate} is not above 0; try 0.001")
-        if (self.warmup_steps or 0) > self.steps:
-            raise UsageError(
-                f"warmup_steps = {self.warmup_steps} is more than steps = {self.steps}; "
-                f"try warmup_steps {self.steps // 10}"
-            )
         for name in ("beta1", "beta2", "muon_momentum"):
             if not 0 <= getattr(self, name) < 1:
                 raise UsageError(f"{name} = {getattr(self, name)} is not in [0, 1); try 0.95")

@@ -92,7 +92,6 @@ def test_flags_work_with_hyphens_too(preset):
         (["--config"], [".toml", "nothing follows it"]),
         (["--config", "absent.toml"], ["absent.toml", "there is no file"]),
         (["--resume", "nowhere"], ["nowhere", "config.toml"]),
-        (["--warmup_steps", "12", "--steps", "5"], ["warmup_steps = 12", "steps = 5"]),
     ],
     ids=lambda value: "-".join(value) if value and value[0].startswith("--") else "",
 )

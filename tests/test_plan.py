@@ -217,3 +217,11 @@ def test_matrices_grow_until_a_product_can_be_timed(monkeypatch):
     peak = plan.peak_flops(torch.device("cpu"), torch.float32)
     assert sorted(set(sizes)) == [256, 512, 1024]
     assert peak == pytest.approx(2 * 1024**3 / 2.048e-3)
+
+
+def test_a_warm_up_longer_than_the_run_is_said():
+    lines = plan.caution(RunConfig().with_changes({"steps": 50, "warmup_steps": 51}))
+    assert " ".join(lines[0].split()).startswith(
+        "caution the warm-up (51 steps) is longer than the"
+    )
+    assert plan.caution(RunConfig().with_changes({"steps": 50, "warmup_steps": 50})) == []

@@ -3,9 +3,9 @@
 from collections.abc import Callable
 
 import torch.nn.functional as F
-from torch import Tensor, compiler, nn
+from torch import Tensor, nn
 
-from gpt.model.fused import ReluSquared
+from gpt.model.fused import ReluSquared, has_backward
 
 
 def gelu_tanh(x: Tensor) -> Tensor:
@@ -15,7 +15,7 @@ def gelu_tanh(x: Tensor) -> Tensor:
 
 def relu2(x: Tensor) -> Tensor:
     """``max(0, x)^2``. Source: So et al. 2021, arXiv 2109.08668."""
-    return F.relu(x).square() if compiler.is_compiling() else ReluSquared.apply(x)
+    return ReluSquared.apply(x) if has_backward() else F.relu(x).square()
 
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {

@@ -12,6 +12,11 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 
+def has_backward() -> bool:
+    """Whether a backward pass may follow, and no compiler will write it: where these pay off."""
+    return torch.is_grad_enabled() and not torch.compiler.is_compiling()
+
+
 class RMSNormalise(torch.autograd.Function):
     """``x / sqrt(mean(x^2) + eps)`` over the last axis."""
 

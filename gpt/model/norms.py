@@ -1,9 +1,9 @@
 """Normalisation of each position's features, alone: nothing crosses positions or the batch."""
 
 import torch.nn.functional as F
-from torch import Tensor, compiler, nn, ones, zeros
+from torch import Tensor, float64, nn, ones, zeros
 
-from gpt.model.fused import RMSNormalise
+from gpt.model.fused import RMSNormalise, has_backward
 
 
 class LayerNorm(nn.Module):
@@ -39,9 +39,9 @@ class RMSNorm(nn.Module):
 
 def rms_normalise(x: Tensor, eps: float) -> Tensor:
     """``x / sqrt(mean(x^2) + eps)`` over the last axis, in float32 or better."""
-    if compiler.is_compiling():
-        return F.rms_norm(x, x.shape[-1:], eps=eps)
-    return RMSNormalise.apply(x, eps)
+    if has_backward():
+        return RMSNormalise.apply(x, eps)
+    return F.rms_norm(x if x.dtype == float64 else x.float(), x.shape[-1:], eps=eps)
 
 
 NORMS = {"layer": LayerNorm, "rms": RMSNorm}

@@ -91,10 +91,17 @@ def caution(config: RunConfig) -> list[str]:
     with 6 blocks at rate 1e-2 whatever the weights. Up to 4 blocks trained without warm-up.
     """
     model, training = config.model, config.training.resolved()
+    assert training.warmup_steps is not None, "resolved() writes every default out"
+    if training.warmup_steps > training.steps:
+        return _line(
+            "caution",
+            f"the warm-up ({training.warmup_steps:,} steps) is longer than the run "
+            f"({training.steps:,}): the learning rate never reaches its peak; "
+            f"--warmup_steps {training.steps // 10} would be a tenth",
+        )
     if model.norm_position != "post" or model.n_layers < 6:
         return []
     lines = []
-    assert training.warmup_steps is not None, "resolved() writes every default out"
     xavier = model.init == "xavier"
     short = training.warmup_steps < (min(100, training.steps // 2) if xavier else 1)
     if short and (xavier or model.n_layers >= 12):

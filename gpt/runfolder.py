@@ -44,8 +44,12 @@ def refuse_used(folder: Path) -> None:
             f"cannot use --out {folder}: {error.strerror}; choose another folder"
         ) from error
     if any(name != ".lock" for name in found):
-        begun = any(folder.glob("checkpoints/*.pt"))
-        other = f"go on with it: --resume {folder}" if begun else "delete it (it has no checkpoint)"
+        if any(folder.glob("checkpoints/*.pt")):
+            other = f"go on with it: --resume {folder}"
+        elif any(folder.glob("**/*.pt")):
+            other = "move it away (it holds the checkpoints of other runs)"
+        else:
+            other = "delete it (it has no checkpoint)"
         raise UsageError(
             f"--out {folder} is not empty, and a run never writes over another; choose a new "
             f"folder, or {other}"

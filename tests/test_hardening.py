@@ -62,6 +62,10 @@ def test_a_folder_without_a_checkpoint_is_not_sent_to_resume(tmp_path):
     (tmp_path / "config.toml").touch()
     with pytest.raises(UsageError, match="it has no checkpoint"):
         refuse_used(tmp_path)
+    (tmp_path / "pre-s1" / "checkpoints").mkdir(parents=True)
+    (tmp_path / "pre-s1" / "checkpoints" / "best.pt").touch()
+    with pytest.raises(UsageError, match="it holds the checkpoints of other runs"):
+        refuse_used(tmp_path)
 
 
 def test_a_refusing_disk_has_its_own_exit_code():

@@ -307,12 +307,16 @@ def test_a_save_deletes_no_checkpoint_of_a_later_step(text, tmp_path):
     assert all(path.exists() for path in later)
 
 
-def test_damaged_optimiser_memory_is_passed_over(text, tmp_path):
+@pytest.mark.parametrize("harm", ["negative", "missing"])
+def test_damaged_optimiser_memory_is_passed_over(text, tmp_path, harm):
     folder = tmp_path / "run"
     stop_at(started(config_for(text), folder), 3).go()
     newest = folder / "checkpoints" / "step-00000003.pt"
     state = torch.load(newest, weights_only=True)
-    state["optimisers"][0]["state"][0]["exp_avg_sq"] -= 1
+    if harm == "negative":
+        state["optimisers"][0]["state"][0]["exp_avg_sq"] -= 1
+    else:
+        del state["optimisers"][0]["state"][3]
     torch.save(state, newest)
     run = resumed(config_for(text), folder)
     assert run.first_step == 2

@@ -70,13 +70,17 @@ class UpdateRule:
             }
 
     def accepts(self, state_dict: dict[str, Any]) -> bool:
-        """Whether the memory in a state dict fits these parameters in every name and shape."""
+        """Whether a state dict has memory of all these parameters, or of none yet, and it fits."""
         parameters = list(self._parameters())
         saved = [len(group["params"]) for group in state_dict["param_groups"]]
-        return saved == [len(group["params"]) for group in self.param_groups] and all(
-            memory.keys() == self.memory.keys()
-            and all(self._fits(name, value, parameters[n]) for name, value in memory.items())
-            for n, memory in state_dict["state"].items()
+        return (
+            saved == [len(group["params"]) for group in self.param_groups]
+            and len(state_dict["state"]) in (0, len(parameters))
+            and all(
+                memory.keys() == self.memory.keys()
+                and all(self._fits(name, value, parameters[n]) for name, value in memory.items())
+                for n, memory in state_dict["state"].items()
+            )
         )
 
     def _fits(self, name: str, value: Any, parameter: Tensor) -> bool:

@@ -1,5 +1,6 @@
 """Imports from tests/ work, few skips are allowed in CI, injected faults are counted."""
 
+import contextlib
 import os
 import signal
 import sys
@@ -10,6 +11,11 @@ import pytest
 import skips
 
 SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGUSR1") if hasattr(signal, name)]
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A shell starts its background jobs so, and the processes of the tests would never hear Ctrl-C.
+    with contextlib.suppress(ValueError):  # not in the main thread
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     # Before anything imports torch, and for the processes that a test starts as well: the OpenMP

@@ -6,6 +6,7 @@ layout of torch.optim.
 """
 
 import itertools
+from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar
@@ -18,7 +19,7 @@ NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 """Coefficients that move all singular values towards 1 fast, to about 0.7 ... 1.2 in five steps."""
 
 
-class UpdateRule:
+class UpdateRule(ABC):
     """Groups of parameters, each with its settings, and what is remembered of every parameter."""
 
     memory: ClassVar[dict[str, type]]
@@ -101,9 +102,10 @@ class UpdateRule:
             for name, kind in self.memory.items()
         }
 
+    @abstractmethod
     def _move(self, parameters: list[Tensor], gradients: list[Any], group: dict[str, Any],
               **memory: list[Tensor]) -> None:  # fmt: skip
-        raise NotImplementedError
+        """Move the parameters, and bring their memory up to date."""
 
 
 class AdamW(UpdateRule):

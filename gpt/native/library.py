@@ -1,0 +1,106 @@
+"""From a C file of this package to functions that Python can call, or to nothing.
+
+The C compiler of the system makes a shared library the first time (about a second), for exactly
+this processor; later processes find it in the user's cache. Where anything is missing or fails
+there is no library, nothing is said, and the same mathematics is computed by torch.
+"""
+
+import ctypes
+import functools
+import hashlib
+import os
+import platform
+import shutil
+import stat
+import subprocess
+import tempfile
+from pathlib import Path
+
+FLAGS = (
+    "-O3 -march=native -std=gnu11 -fPIC -shared -fopenmp "
+    # Sums may be reordered, but NaN and infinity keep their meaning (so not -ffast-math, which
+    # would also change how the whole process treats denormals when the library is loaded).
+    "-fno-math-errno -fno-trapping-math -fno-signed-zeros -fassociative-math"
+).split()
+MOST_SECONDS = 60
+
+
+@functools.cache
+def library(name: str, *definitions: str) -> ctypes.CDLL | None:
+    """The library of ``gpt/native/<name>.c``, compiled with ``-D`` definitions; None without one.
+
+    Never raises and never prints. The file in the cache is used only if it is ours and its digest
+    is right.
+    """
+    compiler = next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
+    if compiler is None:
+        return None
+    source = Path(__file__).with_name(f"{name}.c")
+    flags = [*FLAGS, *(f"-D{definition}" for definition in definitions)]
+    try:
+        folder = _cache_folder()
+        key = _digest(source.read_bytes(), repr(flags).encode(), _machine(compiler))
+        target = folder / f"{name}-{key[:32]}.so"
+        if not _intact(target):
+            _compile([compiler, *flags, str(source), "-lm"], target)
+        return ctypes.CDLL(str(target)) if _intact(target) else None
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return None
+
+
+def _cache_folder() -> Path:
+    """A folder that only this user can write to. Raises OSError where there is none."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    folder = Path(base) / "mini-gpt"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = folder.stat()
+    if found.st_uid != os.getuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise PermissionError(f"{folder} is not ours alone")
+    return folder
+
+
+def _machine(compiler: str) -> bytes:
+    """What decides the code that a compiler makes: its version and the processor."""
+    version = subprocess.run(
+        [compiler, "--version"], capture_output=True, timeout=MOST_SECONDS, check=True
+    ).stdout
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").split("\n")
+    except OSError:
+        lines = [platform.processor()]
+    names = ("vendor_id", "cpu family", "model", "flags", "Features", "CPU ")
+    processor = sorted({line for line in lines if line.startswith(names)})
+    return version + repr([platform.machine(), processor]).encode()
+
+
+def _compile(command: list[str], target: Path) -> None:
+    """Put library and digest in place, each at once. Raises OSError and SubprocessError."""
+    with tempfile.TemporaryDirectory(dir=target.parent) as work:
+        made = Path(work) / target.name
+        subprocess.run(
+            [*command, "-o", str(made)],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=MOST_SECONDS,
+            check=True,
+        )
+        digest = Path(work) / "digest"
+        digest.write_text(_digest(made.read_bytes()), encoding="ascii")
+        made.replace(target)
+        digest.replace(target.with_suffix(".sha256"))
+
+
+def _intact(path: Path) -> bool:
+    """Whether the library is there, whole."""
+    try:
+        wanted = path.with_suffix(".sha256").read_text(encoding="ascii", errors="replace")
+        return _digest(path.read_bytes()) == wanted
+    except OSError:
+        return False
+
+
+def _digest(*parts: bytes) -> str:
+    whole = hashlib.sha256()
+    for part in parts:
+        whole.update(len(part).to_bytes(8, "little") + part)
+    return whole.hexdigest()

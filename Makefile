@@ -17,8 +17,10 @@ test-slow: $(VENV)/dev
 faults: $(VENV)/dev
 	$(RUN) -m pytest tests/faults -m "slow or not slow" -n auto
 
+# make bench TEXT=FILE NANOGPT=DIR LLAMA2C="BINARY ..." ONLY="SECTION ...", or some of these
 bench: $(VENV)/ready
-	$(RUN) benchmarks/presets.py
+	$(RUN) benchmarks/all.py $(if $(TEXT),--text "$(TEXT)") $(if $(NANOGPT),--nanogpt "$(NANOGPT)") \
+		$(if $(LLAMA2C),--llama2c $(LLAMA2C)) $(if $(ONLY),--only $(ONLY))
 
 lint: $(VENV)/dev
 	$(VENV)/bin/ruff check .

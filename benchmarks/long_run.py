@@ -39,7 +39,7 @@ class Clock:
     def __init__(self) -> None:
         self.times: list[float] = []
 
-    def goes_on(self, step: int) -> bool:
+    def before_step(self, step: int) -> bool:
         self.times.append(time.perf_counter())
         return True
 

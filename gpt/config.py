@@ -226,6 +226,8 @@ class ComputeConfig:
     """auto takes cuda, then mps, then cpu."""
     threads: int = 0
     """CPU threads; 0 leaves the choice to torch."""
+    native: bool = True
+    """On a CPU, use kernels compiled with the system's C compiler, where there is one."""
 
     def __post_init__(self) -> None:
         check_types(self)

@@ -149,7 +149,11 @@ class Writer:
         self.output.write(prompt.shown)
         n_made = 0
         ids = torch.from_numpy(prompt.ids.astype("int64")).expand(n, -1)  # (T,) -> (n_samples, T)
-        for step in generate(self.model, ids, wanted.n_chars, **dataclasses.asdict(sampling)):
+        compute = self.command.compute
+        settings = {
+            **dataclasses.asdict(sampling), "native": compute.native, "dtype": compute.dtype
+        }  # fmt: skip
+        for step in generate(self.model, ids, wanted.n_chars, **settings):
             for row, character in enumerate(self.tokenizer.decode(step)):
                 piece = texts[row].add(character)
                 if row == 0:

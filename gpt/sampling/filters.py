@@ -1,26 +1,30 @@
 """From logits to a next character: pure functions, one a filter.
 
-A filter takes logits ``(B, vocab_size)`` and returns as many; what it removes becomes minus
-infinity. ``distribution`` composes them in one stated order, ``draw`` turns the result and a
-uniform number into an id.
+A filter takes logits ``(B, vocab_size)``, float64, finite or minus infinity, and returns as many;
+what it removes becomes minus infinity. ``distribution`` composes them in one stated order,
+``draw`` turns the result and a uniform number into an id.
+
+In NumPy, since for a row of a few dozen numbers its calls cost a fraction of torch's, and a filter
+that is off costs nothing.
 """
 
 import math
 
-import torch
-from torch import Tensor
+import numpy as np
+
+
 
 
 def distribution(
-    logits: Tensor,
-    recent: Tensor,
+    logits: np.ndarray,
+    recent: np.ndarray,
     *,
     temperature: float,
     top_k: int,
     top_p: float,
     min_p: float,
     repetition_penalty: float,
-) -> Tensor:
+) -> np.ndarray:
     """Probabilities ``(B, vocab_size)`` of the next character; each row is finite and sums to 1.
 
     The order: repetition penalty, temperature, top-k, top-p, min-p, softmax. Each filter sees what
@@ -28,14 +32,14 @@ def distribution(
     ``recent`` ``(B, R)`` holds the ids that the repetition penalty counts as seen.
     """
     logits = penalise_repetition(logits, recent, repetition_penalty)
-    logits = divide_by_temperature(logits, temperature)
+    logits = divide_by_temperature(logits, temperature)  # so the largest is 0
     logits = keep_top_k(logits, top_k)
     logits = keep_top_p(logits, top_p)
     logits = keep_min_p(logits, min_p)
-    return logits.softmax(dim=-1)
+    return _normalised(np.exp(logits))
 
 
-def penalise_repetition(logits: Tensor, recent: Tensor, penalty: float) -> Tensor:
+def penalise_repetition(logits: np.ndarray, recent: np.ndarray, penalty: float) -> np.ndarray:
     """A seen character's logit is divided by the penalty if positive, multiplied if negative.
 
     ``recent`` is ``(B, R)`` ids. 1 is off, above 1 discourages, below 1 encourages. A finite logit
@@ -44,64 +48,85 @@ def penalise_repetition(logits: Tensor, recent: Tensor, penalty: float) -> Tenso
     """
     if penalty == 1:
         return logits
-    seen = torch.zeros_like(logits, dtype=torch.bool).scatter(-1, recent, True)
-    largest = torch.finfo(logits.dtype).max
-    penalised = torch.where(logits > 0, logits / penalty, logits * penalty).clamp(-largest, largest)
-    return torch.where(seen & logits.isfinite(), penalised, logits)
+    seen = np.zeros(logits.shape, bool)
+    np.put_along_axis(seen, recent, True, axis=-1)
+    largest = np.finfo(logits.dtype).max
+    with np.errstate(over="ignore"):
+        penalised = np.where(logits > 0, logits / penalty, logits * penalty)
+    return np.where(seen & np.isfinite(logits), penalised.clip(-largest, largest), logits)
 
 
-def divide_by_temperature(logits: Tensor, temperature: float) -> Tensor:
+def divide_by_temperature(logits: np.ndarray, temperature: float) -> np.ndarray:
     """``(logits - max) / temperature``; 0 is the limit: only the largest stays (first on ties)."""
     if temperature == 0:
-        best = logits.argmax(dim=-1, keepdim=True)
-        return torch.full_like(logits, -math.inf).scatter(-1, best, 0.0)
-    below = logits - logits.amax(dim=-1, keepdim=True)
-    # The largest stays 0 even where 1 / temperature overflows and 0 / temperature would be NaN.
-    return torch.where(below == 0, 0.0, below / temperature)
+        greedy = np.full_like(logits, -math.inf)
+        np.put_along_axis(greedy, logits.argmax(axis=-1, keepdims=True), 0.0, axis=-1)
+        return greedy
+    below = logits - logits.max(axis=-1, keepdims=True)
+    if temperature == 1:
+        return below
+    # A division: 1 / temperature may overflow. A quotient may, and is then the limit.
+    with np.errstate(over="ignore"):
+        return below / temperature
 
 
-def keep_top_k(logits: Tensor, k: int) -> Tensor:
+def keep_top_k(logits: np.ndarray, k: int) -> np.ndarray:
     """Exactly the k largest stay, the lower id on ties; 0 is off.
 
     Source: Fan et al. 2018, arXiv 1805.04833, 5.4.
     """
     if k == 0 or k >= logits.shape[-1]:
         return logits
-    order = logits.argsort(dim=-1, descending=True, stable=True)
-    return logits.scatter(-1, order[:, k:], -math.inf)
+    left = logits.copy()
+    np.put_along_axis(left, _descending(logits)[:, k:], -math.inf, axis=-1)
+    return left
 
 
-def keep_top_p(logits: Tensor, p: float) -> Tensor:
+def keep_top_p(logits: np.ndarray, p: float) -> np.ndarray:
     """The most probable stay, as few as reach probability p together (the nucleus); 1 is off.
 
     At least one stays, and the lower id on ties. Source: Holtzman et al. 2019, arXiv 1904.09751.
     """
     if p == 1:
         return logits
-    ordered, order = logits.sort(dim=-1, descending=True, stable=True)
-    mass = ordered.softmax(dim=-1).cumsum(dim=-1)
-    needed = torch.ones_like(mass, dtype=torch.bool)
-    needed[:, 1:] = mass[:, :-1] < p  # one more is needed while those before it fall short of p
-    return logits.scatter(-1, order, ordered.masked_fill(~needed, -math.inf))
+    order = _descending(logits)
+    ordered = np.take_along_axis(logits, order, axis=-1)
+    mass = _normalised(np.exp(ordered - ordered[:, :1])).cumsum(axis=-1)
+    unneeded = np.zeros(mass.shape, bool)
+    unneeded[:, 1:] = mass[:, :-1] >= p  # one more is needed while those before it fall short of p
+    ordered[unneeded] = -math.inf
+    left = np.empty_like(logits)
+    np.put_along_axis(left, order, ordered, axis=-1)
+    return left
 
 
-def keep_min_p(logits: Tensor, p: float) -> Tensor:
+def keep_min_p(logits: np.ndarray, p: float) -> np.ndarray:
     """Those at least p times as probable as the most probable stay; 0 is off.
 
     Source: Nguyen et al. 2024, arXiv 2407.01082.
     """
     if p == 0:
         return logits
-    return logits.masked_fill(logits < logits.amax(dim=-1, keepdim=True) + math.log(p), -math.inf)
+    least = logits.max(axis=-1, keepdims=True) + math.log(p)
+    return np.where(logits < least, -math.inf, logits)
 
 
-def draw(probabilities: Tensor, uniform: Tensor) -> Tensor:
+def draw(probabilities: np.ndarray, uniform: np.ndarray) -> np.ndarray:
     """Ids ``(B,)`` by inverse CDF: the first whose cumulated probability exceeds the uniform.
 
     Shapes: probabilities ``(B, vocab_size)``; uniform ``(B,)``, float64, in [0, 1). What has
     probability 0 never comes.
     """
-    cumulated = probabilities.cumsum(dim=-1)
+    cumulated = probabilities.cumsum(axis=-1)
     # Scaling by the total instead of trusting it to be 1 keeps every id in range.
     point = uniform[:, None] * cumulated[:, -1:]
-    return torch.searchsorted(cumulated, point, right=True).squeeze(-1)
+    return (cumulated <= point).sum(axis=-1)
+
+
+def _descending(logits: np.ndarray) -> np.ndarray:
+    """The order of each row from the largest, the lower id first on ties."""
+    return np.argsort(-logits, axis=-1, kind="stable")
+
+
+def _normalised(weights: np.ndarray) -> np.ndarray:
+    return weights / weights.sum(axis=-1, keepdims=True)

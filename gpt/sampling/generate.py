@@ -1,5 +1,6 @@
 """The iterator that writes: a model, a prompt, and one id a row for every step."""
 
+import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -7,10 +8,15 @@ import torch
 from torch import Tensor
 
 from gpt import streams
+from gpt.config import Dtype
 from gpt.errors import NonFiniteError, UsageError
-from gpt.model.gpt import GPT, evaluating
+from gpt.model.gpt import GPT
 from gpt.sampling.filters import distribution, draw
 from gpt.sampling.options import SamplingConfig
+from gpt.sampling.readers import reader_for
+
+DRAWN_AHEAD = 256
+"""Uniform numbers that a row draws at once: the same ones, for less."""
 
 
 def generate(
@@ -24,6 +30,8 @@ def generate(
     min_p: float = SamplingConfig.min_p,
     repetition_penalty: float = SamplingConfig.repetition_penalty,
     seed: int = SamplingConfig.seed,
+    native: bool = True,
+    dtype: Dtype = "auto",
 ) -> Iterator[Tensor]:
     """Continue each row of ``prompt`` ``(B, T)``, T >= 1: yields ids ``(B,)`` on the CPU, n_chars
     times, each before the next is computed.
@@ -36,6 +44,10 @@ def generate(
     Row k draws from a stream of its own, keyed by (seed, k): it is the same text in any company, up
     to rounding. The filters and the draw are computed on the CPU in float64, on any device.
     ``repetition_penalty`` counts the last context_length characters, those of the prompt included.
+
+    ``native`` computes a model on the CPU with kernels compiled by the system's C compiler, where
+    there is one, from the weights that the model has at the first character; the logits are the
+    model's up to rounding. ``dtype`` is how these kernels store matrices (SampleCompute says when).
 
     The model is in evaluation mode only while it computes: between two characters it is as the
     caller left it. Raises UsageError for an unusable prompt or setting at once, and NonFiniteError
@@ -54,36 +66,65 @@ def generate(
             f"the prompt has shape {tuple(prompt.shape)}, not (B, T) with T >= 1; "
             "start with at least one character a row"
         )
-    return _write(model, prompt.cpu().long(), n_chars, config)
+    return _write(model, prompt.cpu().long().numpy(), n_chars, config, native, dtype)
 
 
-def _write(model: GPT, prompt: Tensor, n_chars: int, config: SamplingConfig) -> Iterator[Tensor]:
+def _write(
+    model: GPT,
+    prompt: np.ndarray,
+    n_chars: int,
+    config: SamplingConfig,
+    native: bool,
+    dtype: Dtype,
+) -> Iterator[Tensor]:
+    if n_chars < 1:
+        return
     context = model.config.context_length
+    reader = reader_for(model, len(prompt), native=native, dtype=dtype)
     streams = [_stream(config.seed, row) for row in range(len(prompt))]
-    window = unread = prompt[:, -context:]  # (B, T)
-    room, cache = 0, None
+    text = _Window(prompt[:, -context:], context)
+    unread, room = text.last(context), context
     for step in range(n_chars):
-        with evaluating(model):
-            if cache is None or room == 0:
-                cache, room = model.new_cache(len(prompt)), context
-                unread = window if step == 0 else window[:, -max(1, context // 2) :]
-            logits = model.forward(unread.to(model.device), cache)[:, -1]  # -> (B, vocab_size)
-            room -= unread.shape[1]
-        _check_finite(logits, step)
+        if room == 0:
+            reader.restart()
+            unread, room = text.last(max(1, context // 2)), context
+        logits = reader.read(unread).astype(np.float64)  # (B, vocab_size)
+        room -= unread.shape[1]
+        _check_finite(logits, step, reader.where)
         probabilities = distribution(
-            logits.to("cpu", torch.float64),
-            window,
+            logits,
+            text.last(context),
             temperature=config.temperature,
             top_k=config.top_k,
             top_p=config.top_p,
             min_p=config.min_p,
             repetition_penalty=config.repetition_penalty,
         )
-        uniform = torch.tensor([stream.random() for stream in streams], dtype=torch.float64)
-        ids = draw(probabilities, uniform)
+        if step % DRAWN_AHEAD == 0:
+            uniforms = np.stack([stream.random(DRAWN_AHEAD) for stream in streams], axis=1)
+        ids = draw(probabilities, uniforms[step % DRAWN_AHEAD])
         unread = ids[:, None]
-        window = torch.cat([window, unread], dim=1)[:, -context:]
-        yield ids
+        text.append(unread)
+        yield torch.from_numpy(ids)
+
+
+class _Window:
+    """The last characters of every row, at least ``context`` of them: ids ``(B, ...)``."""
+
+    def __init__(self, start: np.ndarray, context: int) -> None:
+        self.context, self.end = context, start.shape[1]
+        self.ids = np.empty((len(start), 4 * context), np.int64)
+        self.ids[:, : self.end] = start
+
+    def last(self, n: int) -> np.ndarray:
+        return self.ids[:, max(0, self.end - n) : self.end]
+
+    def append(self, new: np.ndarray) -> None:
+        if self.end == self.ids.shape[1]:
+            self.ids[:, : self.context] = self.last(self.context)
+            self.end = self.context
+        self.ids[:, self.end : self.end + 1] = new
+        self.end += 1
 
 
 def _stream(seed: int, row: int) -> np.random.Generator:
@@ -91,10 +132,10 @@ def _stream(seed: int, row: int) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(key=streams.key(seed, "sample", row)))
 
 
-def _check_finite(logits: Tensor, step: int) -> None:
-    if not logits.isfinite().all():
-        dtype = str(logits.dtype).removeprefix("torch.")
+def _check_finite(logits: np.ndarray, step: int, where: str) -> None:
+    # A sum is finite where all are, but for overflow, and costs less than to ask them one by one.
+    if not math.isfinite(logits.sum()) and not np.isfinite(logits).all():
         raise NonFiniteError(
-            f"the logits of character {step + 1} are not finite (device {logits.device}, {dtype}); "
+            f"the logits of character {step + 1} are not finite ({where}); "
             "the weights or the device are at fault: try --device cpu, or another checkpoint"
         )

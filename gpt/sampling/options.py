@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import tyro
 
 from gpt.checks import at_least, at_most, check_types
-from gpt.config import ComputeConfig
+from gpt.config import ComputeConfig, Dtype
 from gpt.errors import UsageError
 
 
@@ -86,6 +86,15 @@ class OutputConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SampleCompute(ComputeConfig):
+    """Where and from what it is computed."""
+
+    dtype: Dtype = "auto"
+    """How the compiled kernels store matrices, as training in bfloat16 rounds them; arithmetic is
+    in float32. auto is bfloat16 where the matrices take more than 8 MB in float32."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class SampleCommand:
     """Write text with a trained model.
 
@@ -97,7 +106,7 @@ class SampleCommand:
     """Run folder (its best checkpoint is taken) or checkpoint file (default: the newest run)."""
     output: OutputConfig = field(default_factory=OutputConfig)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
-    compute: ComputeConfig = field(
+    compute: SampleCompute = field(
         # One character is little work: more threads help large models only.
-        default_factory=lambda: ComputeConfig(threads=1)
+        default_factory=lambda: SampleCompute(threads=1)
     )

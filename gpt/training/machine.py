@@ -13,6 +13,7 @@ from gpt.config import ComputeConfig, MachineConfig
 from gpt.errors import UsageError
 from gpt.model.attention import MultiHeadAttention, causal_attention
 from gpt.model.gpt import GPT, evaluating
+from gpt.training import kernels
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,7 @@ class Machine:
 
     device: torch.device
     dtype: torch.dtype
+    native: bool = True
 
     def autocast(self) -> AbstractContextManager[Any]:
         """The context in which a loss is computed."""
@@ -33,7 +35,10 @@ class Machine:
         if self.device.type == "cpu" and self.dtype != torch.float32:
             for attention in (m for m in model.modules() if isinstance(m, MultiHeadAttention)):
                 attention.attend = attention_in_float32
-        return model.to(self.device)
+        model.to(self.device)
+        if self.device.type == "cpu" and self.native:
+            kernels.install(model)
+        return model
 
     def environment(self) -> dict[str, Any]:
         """What must be equal for a resumed run to be exact."""

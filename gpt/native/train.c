@@ -1,0 +1,338 @@
+// Kernels of a training step: causal attention, norms and activations, forward and backward.
+//
+// Each function is one autograd node of gpt/training/kernels.py, where its mathematics stands. The
+// tensors are contiguous and their last axis is the fastest; `half` says that activations are
+// bfloat16, else they are float. All arithmetic is in float. Work is split over OpenMP threads by
+// rows or heads, and no sum crosses threads, so results do not depend on the number of threads.
+
+#include <math.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#if defined(__AVX512F__)
+enum { WIDTH = 16, TILE = 4 };  // floats in a vector register; vectors side by side in a product
+#elif defined(__AVX__)
+enum { WIDTH = 8, TILE = 2 };
+#else
+enum { WIDTH = 4, TILE = 2 };
+#endif
+enum { ROWS = 6 };  // rows of a product kept in registers
+
+typedef float vec __attribute__((vector_size(WIDTH * 4), aligned(4), may_alias));
+#define ALWAYS static inline __attribute__((always_inline))
+
+// ---------------------------------------------------------------- numbers
+
+ALWAYS float from_half(uint16_t bits) {
+    union { uint32_t i; float f; } u = {(uint32_t)bits << 16};
+    return u.f;
+}
+
+ALWAYS uint16_t to_half(float x) {  // to the nearest, ties to even; NaN stays NaN
+    union { float f; uint32_t i; } u = {x};
+    uint32_t rounded = (u.i + 0x7fff + ((u.i >> 16) & 1)) >> 16;
+    return (u.i & 0x7fffffff) > 0x7f800000 ? 0x7fc0 : rounded;
+}
+
+ALWAYS float exp_(float x) {  // 2^n e^r, |r| <= ln(2)/2: within 2 units in the last place
+    x = x < -87.0f ? -87.0f : x > 88.0f ? 88.0f : x;
+    float n = rintf(x * 1.44269504f);
+    float r = x - n * 0.693145752f - n * 1.42860677e-6f;
+    float p = 1.0f / 720;
+    p = p * r + 1.0f / 120;
+    p = p * r + 1.0f / 24;
+    p = p * r + 1.0f / 6;
+    p = p * r + 0.5f;
+    p = p * r + 1.0f;
+    p = p * r + 1.0f;
+    union { int32_t i; float f; } power = {((int32_t)n + 127) << 23};
+    return p * power.f;
+}
+
+ALWAYS float tanh_(float x) { return 1.0f - 2.0f / (exp_(2.0f * x) + 1.0f); }
+
+static void load(float *to, const void *from, long start, long n, int half) {
+    if (half)
+        for (long i = 0; i < n; i++) to[i] = from_half(((const uint16_t *)from)[start + i]);
+    else
+        memcpy(to, (const float *)from + start, n * sizeof(float));
+}
+
+static void store(void *to, long start, const float *from, long n, int half) {
+    if (half)
+        for (long i = 0; i < n; i++) ((uint16_t *)to)[start + i] = to_half(from[i]);
+    else
+        memcpy((float *)to + start, from, n * sizeof(float));
+}
+
+// ---------------------------------------------------------------- small matrix products
+
+// C (+)= A B for a tile of `rows` x `vecs` vectors. A[m][k] is at a[m * a_m + k * a_k], so that a
+// transposed A costs nothing; rows of B and C are b_k and c_m apart.
+ALWAYS void tile(int rows, int vecs, int K, const float *a, long a_m, long a_k, const float *b,
+                 long b_k, float *c, long c_m, int add) {
+    vec sum[ROWS][TILE];
+    for (int m = 0; m < rows; m++)
+        for (int n = 0; n < vecs; n++)
+            sum[m][n] = add ? *(vec *)(c + m * c_m + n * WIDTH) : (vec){0};
+    for (int k = 0; k < K; k++, a += a_k, b += b_k) {
+        vec w[TILE];
+        for (int n = 0; n < vecs; n++) w[n] = *(const vec *)(b + n * WIDTH);
+        for (int m = 0; m < rows; m++)
+            for (int n = 0; n < vecs; n++) sum[m][n] += a[m * a_m] * w[n];
+    }
+    for (int m = 0; m < rows; m++)
+        for (int n = 0; n < vecs; n++) *(vec *)(c + m * c_m + n * WIDTH) = sum[m][n];
+}
+
+#define ARGUMENTS K, a, a_m, a_k, b, b_k, c, c_m, add
+#define ROW_CASES(vecs)                                     \
+    switch (rows) {                                         \
+    case 6: tile(6, vecs, ARGUMENTS); break;                \
+    case 5: tile(5, vecs, ARGUMENTS); break;                \
+    case 4: tile(4, vecs, ARGUMENTS); break;                \
+    case 3: tile(3, vecs, ARGUMENTS); break;                \
+    case 2: tile(2, vecs, ARGUMENTS); break;                \
+    case 1: tile(1, vecs, ARGUMENTS); break;                \
+    }
+
+// At most ROWS rows, any number N of columns, a multiple of WIDTH.
+static void product(int rows, int N, int K, const float *a, long a_m, long a_k, const float *b,
+                    long b_k, float *c, long c_m, int add) {
+    int n = N / WIDTH;
+    for (; n >= TILE; n -= TILE, b += TILE * WIDTH, c += TILE * WIDTH) ROW_CASES(TILE)
+    for (; n > 0; n--, b += WIDTH, c += WIDTH) ROW_CASES(1)
+}
+
+// ---------------------------------------------------------------- attention
+
+typedef struct {
+    long B, T, n_heads, n_kv_heads, d_k;
+    const float *cos, *sin;  // (T, d_k / 2) each, or null: no rotation
+    int qk_norm, half;
+    float eps;
+} Shape;
+
+static long padded(long n) { return (n + WIDTH - 1) / WIDTH * WIDTH; }
+static long least(long a, long b) { return a < b ? a : b; }
+
+static float inverse_rms(const float *x, long n, float eps) {
+    float sum = 0;
+    for (long i = 0; i < n; i++) sum += x[i] * x[i];
+    return 1.0f / sqrtf(sum / n + eps);
+}
+
+static void turn(float *x, const Shape *s, long t, float direction) {
+    long half = s->d_k / 2;
+    float *a = x, *b = x + half;
+    const float *cos = s->cos + t * half, *sin = s->sin + t * half;
+#pragma omp simd
+    for (long i = 0; i < half; i++) {
+        float first = a[i], second = b[i], sine = direction * sin[i];
+        a[i] = first * cos[i] - second * sine;
+        b[i] = second * cos[i] + first * sine;
+    }
+}
+
+// Rows t of one head, from (B, T, heads, d_k) to (T, padded d_k), zeros behind.
+static void gather(float *to, const void *from, long b, long head, long heads, const Shape *s) {
+    long width = padded(s->d_k);
+    for (long t = 0; t < s->T; t++) {
+        load(to + t * width, from, ((b * s->T + t) * heads + head) * s->d_k, s->d_k, s->half);
+        memset(to + t * width + s->d_k, 0, (width - s->d_k) * sizeof(float));
+    }
+}
+
+// gather, then norm and rotation: what queries and keys go through.
+static void gather_turned(float *to, const void *from, long b, long head, const Shape *s,
+                          float scale) {
+    long width = padded(s->d_k), heads = s->n_heads + 2 * s->n_kv_heads;
+    gather(to, from, b, head, heads, s);
+    for (long t = 0; t < s->T; t++) {
+        float *row = to + t * width;
+        float factor = scale * (s->qk_norm ? inverse_rms(row, s->d_k, s->eps) : 1.0f);
+        for (long i = 0; i < s->d_k; i++) row[i] *= factor;
+        if (s->cos) turn(row, s, t, 1.0f);
+    }
+}
+
+// The way back: the gradient of a turned head to the gradient of the projection.
+static void scatter_turned(void *to, const void *from, float *gradient, long b, long head,
+                           const Shape *s, float scale, float *x) {
+    long width = padded(s->d_k), heads = s->n_heads + 2 * s->n_kv_heads;
+    for (long t = 0; t < s->T; t++) {
+        float *g = gradient + t * width;
+        long start = ((b * s->T + t) * heads + head) * s->d_k;
+        for (long i = 0; i < s->d_k; i++) g[i] *= scale;
+        if (s->cos) turn(g, s, t, -1.0f);
+        if (s->qk_norm) {
+            load(x, from, start, s->d_k, s->half);
+            float factor = inverse_rms(x, s->d_k, s->eps), along = 0;
+            for (long i = 0; i < s->d_k; i++) along += g[i] * x[i];
+            along *= factor * factor / s->d_k;
+            for (long i = 0; i < s->d_k; i++) g[i] = factor * (g[i] - along * x[i]);
+        }
+        store(to, start, g, s->d_k, s->half);
+    }
+}
+
+static void transpose(float *to, const float *from, long T, long width) {  // (T, width) -> (width, T)
+    long across = padded(T);
+    for (long t = 0; t < T; t++)
+        for (long i = 0; i < width; i++) to[i * across + t] = from[t * width + i];
+    for (long i = 0; i < width; i++)
+        for (long t = T; t < across; t++) to[i * across + t] = 0;
+}
+
+// In place: row i of scores to probabilities of the keys 0 .. i, zeros up to n.
+static void softmax(float *p, long i, long n) {
+    float most = p[0], sum = 0;
+#pragma omp simd reduction(max : most)
+    for (long j = 1; j <= i; j++) most = p[j] > most ? p[j] : most;
+    for (long j = 0; j <= i; j++) p[j] = exp_(p[j] - most);
+    for (long j = 0; j <= i; j++) sum += p[j];
+    float factor = 1.0f / sum;
+    for (long j = 0; j <= i; j++) p[j] *= factor;
+    for (long j = i + 1; j < n; j++) p[j] = 0;
+}
+
+// joined (B, T, n_heads + 2 n_kv_heads, d_k) -> out (B, T, n_heads, d_k). Returns 0, or 1 where
+// memory is short.
+int attention_forward(const void *joined, void *out, const Shape *s) {
+    long T = s->T, width = padded(s->d_k), across = padded(T), shared = s->n_heads / s->n_kv_heads;
+    int failed = 0;
+#pragma omp parallel
+    {
+        float *q = aligned_alloc(64, ((3 * T + ROWS) * width + (width + ROWS) * across + 64) * 4 / 64 * 64 + 64);
+        float *k = q + T * width, *v = k + T * width, *o = v + T * width;
+        float *kT = o + ROWS * width, *p = kT + width * across;
+        if (!q) failed = 1;
+#pragma omp for schedule(static)
+        for (long pair = 0; pair < s->B * s->n_kv_heads; pair++) {
+            if (!q) continue;
+            long b = pair / s->n_kv_heads, group = pair % s->n_kv_heads;
+            gather_turned(k, joined, b, s->n_heads + group, s, 1.0f);
+            gather(v, joined, b, s->n_heads + s->n_kv_heads + group, s->n_heads + 2 * s->n_kv_heads, s);
+            transpose(kT, k, T, width);
+            for (long head = group * shared; head < (group + 1) * shared; head++) {
+                gather_turned(q, joined, b, head, s, 1.0f / sqrtf(s->d_k));
+                for (long i = 0; i < T; i += ROWS) {
+                    long rows = least(ROWS, T - i), n = padded(i + rows);
+                    product(rows, n, s->d_k, q + i * width, width, 1, kT, across, p, across, 0);
+                    for (long r = 0; r < rows; r++) softmax(p + r * across, i + r, n);
+                    product(rows, width, i + rows, p, across, 1, v, width, o, width, 0);
+                    for (long r = 0; r < rows; r++)
+                        store(out, ((b * T + i + r) * s->n_heads + head) * s->d_k, o + r * width, s->d_k, s->half);
+                }
+            }
+        }
+        free(q);
+    }
+    return failed;
+}
+
+// The gradient of joined, from that of out; everything in between is computed again.
+int attention_backward(const void *joined, const void *g_out, void *g_joined, const Shape *s) {
+    long T = s->T, width = padded(s->d_k), across = padded(T), shared = s->n_heads / s->n_kv_heads;
+    float scale = 1.0f / sqrtf(s->d_k);
+    int failed = 0;
+#pragma omp parallel
+    {
+        long matrix = T * width;
+        float *q = aligned_alloc(64, (7 * matrix + 2 * width * across + 2 * T * across + width) * 4 / 64 * 64 + 64);
+        float *k = q + matrix, *v = k + matrix, *g_q = v + matrix, *g_k = g_q + matrix;
+        float *g_v = g_k + matrix, *g_o = g_v + matrix, *kT = g_o + matrix, *vT = kT + width * across;
+        float *p = vT + width * across, *g_p = p + T * across, *x = g_p + T * across;
+        if (!q) failed = 1;
+#pragma omp for schedule(static)
+        for (long pair = 0; pair < s->B * s->n_kv_heads; pair++) {
+            if (!q) continue;
+            long b = pair / s->n_kv_heads, group = pair % s->n_kv_heads;
+            long heads = s->n_heads + 2 * s->n_kv_heads;
+            gather_turned(k, joined, b, s->n_heads + group, s, 1.0f);
+            gather(v, joined, b, s->n_heads + s->n_kv_heads + group, heads, s);
+            transpose(kT, k, T, width);
+            transpose(vT, v, T, width);
+            memset(g_k, 0, 2 * matrix * sizeof(float));
+            for (long head = group * shared; head < (group + 1) * shared; head++) {
+                gather_turned(q, joined, b, head, s, scale);
+                gather(g_o, g_out, b, head, s->n_heads, s);
+                for (long i = 0; i < T; i += ROWS) {
+                    long rows = least(ROWS, T - i), n = padded(i + rows);
+                    float *pi = p + i * across, *gi = g_p + i * across;
+                    product(rows, n, s->d_k, q + i * width, width, 1, kT, across, pi, across, 0);
+                    product(rows, n, s->d_k, g_o + i * width, width, 1, vT, across, gi, across, 0);
+                    for (long r = 0; r < rows; r++) {
+                        float *pr = pi + r * across, *gr = gi + r * across, along = 0;
+                        softmax(pr, i + r, n);
+                        for (long j = 0; j < n; j++) along += pr[j] * gr[j];
+                        for (long j = 0; j < n; j++) gr[j] = pr[j] * (gr[j] - along);
+                    }
+                    product(rows, width, i + rows, gi, across, 1, k, width, g_q + i * width, width, 0);
+                }
+                for (long j = 0; j < T; j += ROWS) {  // keys j .. are seen by the queries j ..
+                    long rows = least(ROWS, T - j), start = j * across + j;
+                    product(rows, width, T - j, p + start, 1, across, g_o + j * width, width, g_v + j * width, width, 1);
+                    product(rows, width, T - j, g_p + start, 1, across, q + j * width, width, g_k + j * width, width, 1);
+                }
+                scatter_turned(g_joined, joined, g_q, b, head, s, scale, x);
+            }
+            scatter_turned(g_joined, joined, g_k, b, s->n_heads + group, s, 1.0f, x);
+            for (long t = 0; t < T; t++)
+                store(g_joined, ((b * T + t) * heads + s->n_heads + s->n_kv_heads + group) * s->d_k, g_v + t * width, s->d_k, s->half);
+        }
+        free(q);
+    }
+    return failed;
+}
+
+// ---------------------------------------------------------------- activations
+
+// In place on n numbers: a = activation(a), and with a gradient a = g activation'(a).
+typedef void Map(float *a, const float *g, long n);
+
+static void relu2(float *a, const float *g, long n) {
+    if (g)
+        for (long i = 0; i < n; i++) a[i] = g[i] * 2 * (a[i] < 0 ? 0 : a[i]);
+    else
+        for (long i = 0; i < n; i++) a[i] *= a[i] < 0 ? 0 : a[i];
+}
+
+ALWAYS float gelu_gate(float x) { return tanh_(0.7978845608f * (x + 0.044715f * x * x * x)); }
+
+static void gelu_tanh(float *a, const float *g, long n) {
+    if (g)
+        for (long i = 0; i < n; i++) {
+            float x = a[i], t = gelu_gate(x);
+            float steep = 0.7978845608f * (1 + 0.134145f * x * x);
+            a[i] = g[i] * 0.5f * (1 + t + x * (1 - t * t) * steep);
+        }
+    else
+        for (long i = 0; i < n; i++) a[i] = 0.5f * a[i] * (1 + gelu_gate(a[i]));
+}
+
+enum { BLOCK = 512 };
+
+static void each(Map *map, const void *x, const void *g, void *y, long n, int half) {
+#pragma omp parallel for schedule(static)
+    for (long start = 0; start < n; start += BLOCK) {
+        long count = least(BLOCK, n - start);
+        float a[BLOCK], b[BLOCK];
+        load(a, x, start, count, half);
+        if (g) load(b, g, start, count, half);
+        map(a, g ? b : 0, count);
+        store(y, start, a, count, half);
+    }
+}
+
+void relu2_forward(const void *x, void *y, long n, int half) { each(relu2, x, 0, y, n, half); }
+void relu2_backward(const void *x, const void *g, void *g_x, long n, int half) {
+    each(relu2, x, g, g_x, n, half);
+}
+void gelu_tanh_forward(const void *x, void *y, long n, int half) {
+    each(gelu_tanh, x, 0, y, n, half);
+}
+void gelu_tanh_backward(const void *x, const void *g, void *g_x, long n, int half) {
+    each(gelu_tanh, x, g, g_x, n, half);
+}

@@ -1,0 +1,138 @@
+"""The C kernels of a training step as autograd nodes, and where in a model they go.
+
+Small models on a CPU spend more time between the large matrix products than in them. These nodes
+compute what lies between in one pass each; the plain forms in ``gpt.model`` say what they compute,
+and tests hold the two together, value and gradient. Sums and exponentials are in float32.
+"""
+
+import ctypes
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from gpt.model.attention import MultiHeadAttention, Rotate
+from gpt.model.feedforward import FeedForward, gelu_tanh, relu2
+from gpt.model.gpt import GPT
+from gpt.native.library import library
+
+LONGEST = 1024
+"""Context length up to which a thread keeps the attention of a head in its cache."""
+
+
+def install(model: GPT) -> bool:
+    """Let a float32 model on the CPU compute by these kernels; return whether there are any."""
+    native = library("train")
+    if native is None:
+        return False
+    for module in model.modules():
+        if isinstance(module, MultiHeadAttention) and model.config.context_length <= LONGEST:
+            module.kernel = attention_kernel(native, module)
+        elif isinstance(module, FeedForward) and module.activation in _ACTIVATIONS:
+            module.activation = activation_kernel(native, _ACTIVATIONS[module.activation])
+    return True
+
+
+class _Shape(ctypes.Structure):
+    """``Shape`` of train.c."""
+
+    _fields_ = (
+        *((name, ctypes.c_long) for name in ("B", "T", "n_heads", "n_kv_heads", "d_k")),
+        *((name, ctypes.c_void_p) for name in ("cos", "sin")),
+        *((name, ctypes.c_int) for name in ("qk_norm", "half")),
+        ("eps", ctypes.c_float),
+    )
+
+
+def attention_kernel(
+    native: ctypes.CDLL, module: MultiHeadAttention
+) -> Callable[[Tensor, Rotate | None], Tensor]:
+    """From the joined projections to the joined heads; see ``MultiHeadAttention.kernel``."""
+
+    def kernel(joined: Tensor, rotate: Any) -> Tensor:
+        tables = None if rotate is None else rotate.table  # (2, context_length, d_k / 2)
+        return _Attention.apply(joined, native, module, tables)
+
+    return kernel
+
+
+class _Attention(torch.autograd.Function):
+    """qk_norm, rotation and causal attention of all heads, ``(B, T, ...)`` before and after.
+
+    The backward pass computes the attention weights again instead of keeping them.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        joined: Tensor,
+        native: ctypes.CDLL,
+        module: MultiHeadAttention,
+        tables: Tensor | None,
+    ) -> Tensor:
+        joined = joined.contiguous()
+        B, T, _ = joined.shape
+        cos, sin = (0, 0) if tables is None else (part.data_ptr() for part in tables)
+        ctx.shape = _Shape(
+            B, T, module.n_heads, module.n_kv_heads, module.d_k, cos, sin,
+            module.qk_norm, _is_half(joined), module.eps,
+        )  # fmt: skip
+        ctx.native, ctx.tables = native, tables
+        ctx.save_for_backward(joined)
+        out = joined.new_empty(B, T, module.n_heads * module.d_k)
+        _check(native.attention_forward(_at(joined), _at(out), ctypes.byref(ctx.shape)))
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None, None]:
+        (joined,) = ctx.saved_tensors
+        g, g_joined = g.contiguous(), torch.empty_like(joined)
+        shape = ctypes.byref(ctx.shape)
+        _check(ctx.native.attention_backward(_at(joined), _at(g), _at(g_joined), shape))
+        return g_joined, None, None, None
+
+
+_ACTIVATIONS = {relu2: "relu2", gelu_tanh: "gelu_tanh"}
+
+
+def activation_kernel(native: ctypes.CDLL, name: str) -> Callable[[Tensor], Tensor]:
+    """The activation of this name in one pass, and its gradient in another."""
+    forward = getattr(native, f"{name}_forward")
+    backward = getattr(native, f"{name}_backward")
+    return lambda x: _Activation.apply(x, forward, backward)
+
+
+class _Activation(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, forward: Any, backward: Any) -> Tensor:
+        x = x.contiguous()
+        ctx.kernel = backward
+        ctx.save_for_backward(x)
+        y = torch.empty_like(x)
+        forward(_at(x), _at(y), ctypes.c_long(x.numel()), _is_half(x))
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None]:
+        (x,) = ctx.saved_tensors
+        g, g_x = g.contiguous(), torch.empty_like(x)
+        ctx.kernel(_at(x), _at(g), _at(g_x), ctypes.c_long(x.numel()), _is_half(x))
+        return g_x, None, None
+
+
+def _is_half(x: Tensor) -> bool:
+    assert x.dtype in (torch.float32, torch.bfloat16), f"no kernel for {x.dtype}"
+    return x.dtype == torch.bfloat16
+
+
+def _at(x: Tensor) -> ctypes.c_void_p:
+    return ctypes.c_void_p(x.data_ptr())
+
+
+def _check(failed: int) -> None:
+    if failed:
+        raise MemoryError("no memory for the attention of one head")

@@ -1,1 +1,1 @@
-"""Speed and quality, measured beside peers: ``all.py`` runs it all, ``RESULTS.md`` has the figures."""
+"""Speed and quality beside peers: ``all.py`` measures it all, ``RESULTS.md`` has the figures."""

@@ -86,7 +86,7 @@ def replaced(report: str, title: str, section: Section, source: str) -> str:
     return written(rows | section.reached, sections | {title: body})
 
 
-def parsed(words: list[str] | None = None) -> tuple[Options, list[str], Path | None]:
+def parsed(words: list[str] | None = None) -> tuple[Options, list[str], Path]:
     """What is asked: options, sections, and where the report is. Leaves with 2 for wrong words."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--text", type=Path, help="a text file (default: the default corpus)")
@@ -97,14 +97,16 @@ def parsed(words: list[str] | None = None) -> tuple[Options, list[str], Path | N
     parser.add_argument("--only", nargs="+", choices=SECTIONS, default=[*SECTIONS])
     parser.add_argument("--rounds", type=int, default=3, help="of every contest (default: 3)")
     parser.add_argument("--presets", nargs="+", default=["tiny", "default"], metavar="PRESET")
+    parser.add_argument("--corpus", type=Path, help="theirs (default: the default corpus)")
     parser.add_argument("--seeds", type=int, default=1, help="runs of each preset (default: 1)")
     parser.add_argument("--out", type=Path, help="the report (default: benchmarks/RESULTS.md)")
     parser.add_argument(
         "--quick", action="store_true", help="does it all run? Figures mean nothing, so give --out"
     )
     given = parser.parse_args(words)
-    if given.text and not given.text.is_file():
-        parser.error(f"--text: there is no file {str(given.text)!r}")
+    for name in ("text", "corpus"):
+        if (path := getattr(given, name)) and not path.is_file():
+            parser.error(f"--{name}: there is no file {str(path)!r}")
     if given.nanogpt and not (given.nanogpt / "train.py").is_file():
         parser.error(f"--nanogpt: {str(given.nanogpt)!r} is no checkout of nanoGPT: no train.py")
     for binary in given.llama2c:
@@ -115,9 +117,17 @@ def parsed(words: list[str] | None = None) -> tuple[Options, list[str], Path | N
     if given.quick and not given.out:
         parser.error("--quick measures nothing: give --out, so that no real report is overwritten")
     from gpt.corpus import default_text
+    from gpt.errors import UsageError
 
+    text, corpus = given.text, given.corpus
+    try:
+        text = text or Path(default_text())
+        corpus = corpus or Path(default_text() if "presets" in given.only else text)
+    except UsageError as error:
+        parser.error(str(error))
     options = Options(
-        text=(given.text or Path(default_text())).absolute(),
+        text=text.absolute(),
+        corpus=corpus.absolute(),
         nanogpt=given.nanogpt and given.nanogpt.absolute(),
         llama2c=tuple(binary.absolute() for binary in given.llama2c),
         rounds=given.rounds,
@@ -141,7 +151,7 @@ def main() -> int:
             print(f"{name} failed: {error}\n{reason(error)}", file=sys.stderr)
             failed.append(name)
             continue
-        source = origin(options)
+        source = origin(options, section.text)
         print("\n".join([f"\n## {module.TITLE}\n", *section.lines, "", source, ""]), flush=True)
         before = out.read_text(encoding="utf-8") if out.exists() else ""
         out.write_text(replaced(before, module.TITLE, section, source), encoding="utf-8")

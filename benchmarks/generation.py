@@ -15,9 +15,11 @@ from statistics import harmonic_mean, median
 
 from benchmarks import peers
 from benchmarks.measure import (
+    Contestants,
     Options,
     Row,
     Section,
+    Words,
     finished,
     in_new_process,
     interleaved,
@@ -105,7 +107,7 @@ def llama2c(binary: Path, shape: peers.Shape, folder: Path, times: int) -> float
     Raises RuntimeError when it does not print it.
     """
     model, vocabulary = peers.llama2c_files(shape, folder)
-    command = [binary, model, "-z", vocabulary, "-n", str(CONTEXT), "-t", "1.0", "-p", "1.0"]
+    command: Words = [binary, model, "-z", vocabulary, "-n", str(CONTEXT), "-t", "1.0", "-p", "1.0"]
     speeds = []
     for seed in range(1, times + 1):
         ended = finished([*command, "-s", str(seed)])
@@ -136,24 +138,25 @@ def measure(options: Options) -> Section:
                 verdict(rates["ours"] >= wanted),
             )
     lines = table(["case", "", "characters/s in all", "ours / this"], rows)
-    return Section(lines, reached)
+    return Section(lines, options.text, reached)
 
 
 def _contestants(options: Options, shape: peers.Shape, streams: int, n_chars: int, work: Path):
     """A name for each binary of llama2.c, which writes one stream."""
     of = (shape.fields(), streams)
-    contestants = {
+
+    def of_llama2c(binary: Path) -> Callable[[int], float]:
+        return lambda _: llama2c(binary, shape, work, 1 if options.quick else 9)
+
+    contestants: Contestants = {
         "nanoGPT": peers.without_nanogpt(options)
         or (lambda _: in_new_process(nanogpt, str(options.nanogpt), *of, n_chars, options.seconds)),
         "transformers GPT-2": peers.without_transformers()
         or (lambda _: in_new_process(gpt2, *of, n_chars, options.seconds)),
     }
     if streams == 1:
-        times = 1 if options.quick else 9
         for binary in options.llama2c:
-            contestants[f"llama2.c, {binary.name}"] = lambda _, binary=binary: llama2c(
-                binary, shape, work, times
-            )
+            contestants[f"llama2.c, {binary.name}"] = of_llama2c(binary)
         if not options.llama2c:
             contestants["llama2.c"] = "no binary given (--llama2c BINARY)"
     contestants["ours"] = lambda _: in_new_process(ours, *of, n_chars, options.seconds)

@@ -15,6 +15,7 @@ from benchmarks.measure import (
     Options,
     Row,
     Section,
+    Words,
     interleaved,
     spread,
     table,
@@ -41,7 +42,7 @@ def fitting_steps(copy: Path) -> int:
 def measure(options: Options) -> Section:
     """One row a run; both presets are files of configs/, and are passed over where they are not."""
     if not options.is_tiny_shakespeare() and not options.quick:
-        return Section(["Skipped: these losses are of tiny Shakespeare (--text)."])
+        return Section(["Skipped: these losses are of tiny Shakespeare (--text)."], options.text)
     with tempfile.TemporaryDirectory() as work:
         folder = Path(work)
         copy = peers.nanogpt_copy(options, folder)
@@ -54,7 +55,7 @@ def measure(options: Options) -> Section:
             path = ROOT / "configs" / f"{name}.toml"
             if not path.is_file():
                 return f"there is no configs/{name}.toml"
-            words = [options.text, "--config", path, *options.short()]
+            words: Words = [options.text, "--config", path, *options.short()]
             return lambda number: whole_run(
                 [*words, "--seed", str(1337 + number)], folder / f"{name}-{number}"
             )
@@ -72,7 +73,8 @@ def measure(options: Options) -> Section:
         else [name, absent[name], ""]
         for name in ("nanoGPT", "`minute`", "`best`")
     ]
-    return Section(table(["run", "seconds", "last validation loss"], rows), _reached(found, absent))
+    lines = table(["run", "seconds", "last validation loss"], rows)
+    return Section(lines, options.text, _reached(found, absent))
 
 
 COLUMNS = (("seconds", ".1f"), ("loss", ".4f"))

@@ -87,4 +87,4 @@ def measure(options: Options) -> Section:
         ["runs that log over runs that hardly do", f"{across:.2%}"],
     ]
     lines = table(["share of the step time", ""], rows)
-    return Section(lines, {WORK: Row("", f"{share:.1%}", verdict(share < MOST))})
+    return Section(lines, options.text, {WORK: Row("", f"{share:.1%}", verdict(share < MOST))})

@@ -28,9 +28,11 @@ TINY_SHAKESPEARE = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc5
 
 @dataclass(frozen=True)
 class Options:
-    """What the user asked for; ``text`` is the default corpus where none was given."""
+    """What the user asked for; both texts are the default corpus where none was given."""
 
     text: Path
+    corpus: Path
+    """What the presets learn, which is no text to compare published losses on."""
     nanogpt: Path | None = None
     llama2c: tuple[Path, ...] = ()
     rounds: int = 3
@@ -68,12 +70,14 @@ class Row:
 
 @dataclass
 class Section:
-    """Markdown lines, and the rows of the table of goals: work -> row."""
+    """Markdown lines, the text they are of, and rows of the table of goals: work -> row."""
 
     lines: list[str]
+    text: Path
     reached: dict[str, Row] = field(default_factory=dict)
 
 
+Words = list[str | Path]
 Contestants = dict[str, Callable[[int], Any] | str]
 """Name -> what to measure, given the number of the round; or why it is absent."""
 
@@ -139,7 +143,7 @@ def seconds_to_line(command: Sequence[str | Path], pattern: str, folder: Path = 
         line = ""
         try:
             for line in process.stdout:
-                if re.match(pattern, line):
+                if re.match(pattern[:4], line):
                     return time.perf_counter() - start
         finally:
             process.terminate()
@@ -189,7 +193,7 @@ def verdict(reached: bool | None) -> str:
     return {True: "yes", False: "**no**", None: "not measured"}[reached]
 
 
-def origin(options: Options) -> str:
+def origin(options: Options, text: Path) -> str:
     """When, on what, with what and how the numbers were made."""
     import torch  # not above: a process that measures a start must not wait for it
 
@@ -203,7 +207,7 @@ def origin(options: Options) -> str:
         machine += f", {torch.cuda.get_device_name()}"
     day = datetime.datetime.now(datetime.UTC).date()
     quick = " --quick: these figures mean nothing." if options.quick else ""
-    return f"{day}; {options.text.name}; {machine}; {versions}; commit {commit()}.{quick}"
+    return f"{day}; {text.name}; {machine}; {versions}; commit {commit()}.{quick}"
 
 
 def processor() -> str:

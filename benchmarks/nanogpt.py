@@ -16,6 +16,7 @@ from benchmarks.measure import (
     Options,
     Row,
     Section,
+    Words,
     in_new_process,
     interleaved,
     spread,
@@ -31,7 +32,7 @@ GOALS = {WORK: f"1/{TIMES} of nanoGPT's time"}
 CONFIGS = [ROOT / "configs" / "default.toml", ROOT / "benchmarks" / "nanogpt_recipe.toml"]
 
 
-def whole_run(words: list[str | Path], folder: Path) -> dict[str, float]:
+def whole_run(words: Words, folder: Path) -> dict[str, float]:
     """Seconds of a run of train.py with these words, and its last validation loss."""
     from gpt.training.curves import read_metrics
 
@@ -49,7 +50,7 @@ def measure(options: Options) -> Section:
     """One row each, and the ratio of the times."""
     with tempfile.TemporaryDirectory() as work:
         copy = peers.nanogpt_copy(options, Path(work))
-        words = [options.text, "--config", *CONFIGS, *options.short()]
+        words: Words = [options.text, "--config", *CONFIGS, *options.short()]
         results, absent = interleaved(
             {
                 "nanoGPT": peers.without_nanogpt(options)
@@ -81,4 +82,4 @@ def measure(options: Options) -> Section:
             ours += f" ({times:.1f} times sooner)"
         reached = Row(f"{seconds['nanoGPT']:.1f} s", ours, verdict(low_enough and times >= TIMES))
     header = ["whole process", "seconds", "loss over the validation split", "times sooner"]
-    return Section(table(header, rows), {WORK: reached})
+    return Section(table(header, rows), options.text, {WORK: reached})

@@ -5,9 +5,21 @@ and checkpoints included.
 """
 
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks.measure import ROOT, TRAIN, Options, Section, interleaved, spread, table, timed
+from benchmarks.measure import (
+    ROOT,
+    TRAIN,
+    Contestants,
+    Options,
+    Section,
+    Words,
+    interleaved,
+    spread,
+    table,
+    timed,
+)
 
 TITLE = "What the presets reach"
 GOALS: dict[str, str] = {}
@@ -23,8 +35,8 @@ def train(options: Options, preset: str, seed: int, folder: Path) -> dict[str, f
     from gpt.training.curves import read_metrics
 
     config = ROOT / "configs" / f"{preset}.toml"
-    command = [*TRAIN, options.text, "--config", config, "--seed", seed, "--out", folder]
-    seconds = timed([*map(str, command), *options.short()])
+    command: Words = [*TRAIN, options.corpus, "--config", config, "--out", folder]
+    seconds = timed([*command, "--seed", str(seed), *options.short()])
     losses = read_metrics(folder)["loss/val"]
     return {
         "parameters": sum(tensor.numel() for tensor in load_checkpoint(folder).model.values()),
@@ -38,14 +50,11 @@ def measure(options: Options) -> Section:
     """One row a preset; with several seeds the median, and the least and greatest."""
     with tempfile.TemporaryDirectory() as work:
 
-        def run(preset: str, number: int) -> dict[str, float]:
-            folder = Path(work) / f"{preset}-{number}"
-            return train(options, preset, FIRST_SEED + number, folder)
+        def trained(preset: str) -> Callable[[int], dict[str, float]]:
+            folder = Path(work) / preset
+            return lambda n: train(options, preset, FIRST_SEED + n, folder.with_suffix(f".{n}"))
 
-        contestants = {
-            f"ours: {preset}": lambda number, preset=preset: run(preset, number)
-            for preset in options.presets
-        }
+        contestants: Contestants = {f"ours: {name}": trained(name) for name in options.presets}
         results, _ = interleaved(contestants, options.seeds)
     rows = []
     for name, runs in results.items():
@@ -54,4 +63,4 @@ def measure(options: Options) -> Section:
         seconds = spread([run["seconds"] for run in runs], ".0f")
         rows.append([f"`{name.removeprefix('ours: ')}`", *sizes, loss, seconds])
     header = ["preset", "parameters", "steps", "best validation loss (nats per character)"]
-    return Section(table([*header, "seconds"], rows))
+    return Section(table([*header, "seconds"], rows), options.corpus)

@@ -15,9 +15,11 @@ from statistics import median
 from benchmarks import peers
 from benchmarks.measure import (
     TRAIN,
+    Contestants,
     Options,
     Row,
     Section,
+    Words,
     interleaved,
     seconds_to_line,
     table,
@@ -48,10 +50,10 @@ def measure(options: Options) -> Section:
         first = peers.nanogpt_train(shape, 2000, log_interval=1)
 
         def our_first_step(number: int) -> float:
-            command = [*TRAIN, options.text, "--out", Path(work) / f"run-{number}"]
+            command: Words = [*TRAIN, options.text, "--out", Path(work) / f"run-{number}"]
             return seconds_to_line(command, r"step +1  train")
 
-        cases = {
+        cases: dict[str, Contestants] = {
             HELP: {"ours": lambda _: timed([*TRAIN, "--help"])},  # nanoGPT has none
             "a wrong flag's message": {
                 "nanoGPT": wait or (lambda _: refused([sys.executable, "train.py", wrong], copy)),
@@ -74,4 +76,4 @@ def measure(options: Options) -> Section:
                 reached[case] = Row(theirs, f"{ours:.2f}", verdict(ours <= WANTED[case]))
     n_bytes = options.text.stat().st_size
     lines = table(["seconds", "nanoGPT", "ours"], rows)
-    return Section([*lines, "", f"The text has {n_bytes:,} bytes."], reached)
+    return Section([*lines, "", f"The text has {n_bytes:,} bytes."], options.text, reached)

@@ -156,7 +156,7 @@ def measure(options: Options) -> Section:
                 verdict(best >= times * theirs and used >= (share or 0) if theirs else None),
             )
     header = ["step", "", "characters/s", "times nanoGPT", "share of the bfloat16 peak"]
-    return Section(table(header, rows), reached)
+    return Section(table(header, rows), options.text, reached)
 
 
 def _contest(options: Options, shape: peers.Shape, copy: Path, steps: int):

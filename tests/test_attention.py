@@ -99,7 +99,7 @@ def test_grouped_heads_equal_full_heads_with_the_weights_repeated(n_kv_heads):
 
 def test_projections_have_the_documented_shapes():
     module = attention()
-    q, k, v = module.project(torch.zeros(2, 7, 24, dtype=torch.float64))
+    q, k, v = module.split(module.project(torch.zeros(2, 7, 24, dtype=torch.float64)))
     assert q.shape == (2, 6, 7, 4)
     assert k.shape == v.shape == (2, 3, 7, 4)
     assert module.W_K.weight.shape == module.W_V.weight.shape == (12, 24)
@@ -109,7 +109,7 @@ def test_projections_have_the_documented_shapes():
 def test_head_h_is_the_hth_slice_of_the_projection():
     module = attention()
     x = torch.randn(2, 7, 24, dtype=torch.float64)
-    q, _, _ = module.project(x)
+    q, _, _ = module.split(module.project(x))
     for h in range(6):
         assert torch.equal(q[:, h], module.W_Q(x)[..., 4 * h : 4 * h + 4])
 
@@ -117,10 +117,10 @@ def test_head_h_is_the_hth_slice_of_the_projection():
 def test_qk_norm_gives_queries_and_keys_length_sqrt_d_k_and_leaves_values():
     plain, normed = attention(), attention(qk_norm=True)
     x = 100 * torch.randn(2, 7, 24, dtype=torch.float64)
-    q, k, v = normed.project(x, RotaryPositions(7, 4).double())
+    q, k, v = normed.split(normed.project(x), RotaryPositions(7, 4).double())
     torch.testing.assert_close(q.norm(dim=-1), torch.full((2, 6, 7), 2.0).double())
     torch.testing.assert_close(k.norm(dim=-1), torch.full((2, 3, 7), 2.0).double())
-    assert torch.equal(v, plain.project(x)[2])
+    assert torch.equal(v, plain.split(plain.project(x))[2])
 
 
 @pytest.mark.parametrize("chunks", [[1] * 7, [3, 3, 1], [7], [6, 1]])

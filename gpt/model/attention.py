@@ -101,7 +101,7 @@ class MultiHeadAttention(nn.Module):
         self.W_V = nn.Linear(d_model, n_kv_heads * self.d_k, bias=bias)
         self.W_O = nn.Linear(d_model, d_model, bias=bias)
         self.attend = causal_attention  # or explicit_attention: the two agree
-        self.kernel: Callable[[Tensor, Rotate | None], Tensor] | None = None
+        self.kernel: Callable[[Tensor, Rotate | None, float], Tensor] | None = None
         """The same from the joined projections to the joined heads, where the machine has one."""
 
     def forward(
@@ -109,8 +109,8 @@ class MultiHeadAttention(nn.Module):
     ) -> Tensor:
         dropout = self.dropout if self.training else 0.0
         joined = self.project(x)  # (B, T, d_model) -> (B, T, (n_heads + 2 n_kv_heads) d_k)
-        if self.kernel and cache is None and not dropout:
-            heads = self.kernel(joined, rotate)  # -> (B, T, d_model)
+        if self.kernel and cache is None:
+            heads = self.kernel(joined, rotate, dropout)  # -> (B, T, d_model)
         else:
             heads = self.heads(joined, rotate, cache, dropout)
         return F.dropout(self.W_O(heads), dropout)

@@ -59,8 +59,7 @@ typedef struct {
   const operation *operations;
   int64_t vocab_size, context;
   int64_t most_rows, stride; /* rows of a block; numbers from a row of a buffer to the next */
-  REAL *workspace;           /* (threads, BUFFERS * most_rows * stride + score_room) */
-  int64_t workspace_size;    /* of one thread */
+  REAL *workspace;           /* BUFFERS * most_rows * stride, and room for the scores of a row */
   REAL *logits;              /* (streams, logits_stride) */
   int64_t logits_stride;
 } tape;
@@ -70,6 +69,7 @@ typedef struct {
 typedef struct {
   const int64_t *tokens;
   int64_t n, stream, position, is_streams, wants_logits;
+  REAL *logits;
 } block;
 
 int64_t panel(void) { return PANEL; }
@@ -308,9 +308,9 @@ static void activate(int64_t kind, int64_t n, REAL *x) {
   }
 }
 
-static void through(const tape *t, const block *b, REAL *workspace) {
-  REAL *buffers[BUFFERS], *scores = workspace + BUFFERS * t->most_rows * t->stride;
-  for (int i = 0; i < BUFFERS; i++) buffers[i] = workspace + i * t->most_rows * t->stride;
+static void through(const tape *t, const block *b) {
+  REAL *buffers[BUFFERS], *scores = t->workspace + BUFFERS * t->most_rows * t->stride;
+  for (int i = 0; i < BUFFERS; i++) buffers[i] = t->workspace + i * t->most_rows * t->stride;
   for (const operation *o = t->operations; o < t->operations + t->n_operations; o++) {
     if (o->kind == LINEAR) {
       const REAL *x = buffers[o->source];
@@ -319,7 +319,7 @@ static void through(const tape *t, const block *b, REAL *workspace) {
       else if (b->wants_logits) { /* of the last position only */
         const int64_t first = b->is_streams ? 0 : b->n - 1;
         linear(o, b->n - first, x + first * t->stride, t->stride,
-               t->logits + b->stream * t->logits_stride, t->logits_stride);
+               b->logits, t->logits_stride);
       }
       continue;
     }
@@ -346,11 +346,9 @@ static void through(const tape *t, const block *b, REAL *workspace) {
 
 /* Read T new tokens of each of `count` streams from `first` on, tokens (count, T), that stand at
    `start` and after it. Leaves logits (count, vocab_size) of the last ones. Returns -1, and does
-   nothing, for what does not fit. Threads may call it at once, for streams and workspaces of
-   their own. */
+   nothing, for what does not fit. */
 int64_t forward(const tape *t, const int64_t *tokens, int64_t first, int64_t count, int64_t T,
-                int64_t start, int64_t workspace) {
-  REAL *own = t->workspace + workspace * t->workspace_size;
+                int64_t start) {
   if (start < 0 || T < 1 || start + T > t->context) return -1;
   for (int64_t i = 0; i < count * T; i++)
     if (tokens[i] < 0 || tokens[i] >= t->vocab_size) return -1;
@@ -359,8 +357,9 @@ int64_t forward(const tape *t, const int64_t *tokens, int64_t first, int64_t cou
   for (int64_t s = 0; s < count; s += streams)
     for (int64_t i = 0; i < T; i += t->most_rows) {
       const int64_t left = T == 1 ? count - s : T - i, n = left < t->most_rows ? left : t->most_rows;
-      const block rows = {tokens + s * T + i, n, first + s, start + i, T == 1, i + n >= T};
-      through(t, &rows, own);
+      const block rows = {tokens + s * T + i, n, first + s, start + i, T == 1, i + n >= T,
+                          t->logits + s * t->logits_stride};
+      through(t, &rows);
     }
   return 0;
 }

@@ -44,8 +44,8 @@ def library(name: str, *definitions: str) -> ctypes.CDLL | None:
         if not _intact(target):
             _compile([compiler, *flags, str(source), "-lm"], target)
         return ctypes.CDLL(str(target)) if _intact(target) else None
-    except (OSError, subprocess.SubprocessError, ValueError):
-        return None
+    except (OSError, subprocess.SubprocessError, ValueError, RuntimeError, AttributeError):
+        return None  # the last two: no home, and a system without user ids
 
 
 def _cache_folder() -> Path:

@@ -50,8 +50,6 @@ ALWAYS float exp_(float x) {  // 2^n e^r, |r| <= ln(2)/2: within 2 units in the 
     return p * power.f;
 }
 
-ALWAYS float tanh_(float x) { return 1.0f - 2.0f / (exp_(2.0f * x) + 1.0f); }
-
 static void load(float *to, const void *from, long start, long n, int half) {
     if (half)
         for (long i = 0; i < n; i++) to[i] = from_half(((const uint16_t *)from)[start + i]);
@@ -111,7 +109,8 @@ typedef struct {
     long B, T, n_heads, n_kv_heads, d_k;
     const float *cos, *sin;  // (T, d_k / 2) each, or null: no rotation
     int qk_norm, half;
-    float eps;
+    float eps, dropout;
+    uint32_t seed;  // of the dropped weights
 } Shape;
 
 static long padded(long n) { return (n + WIDTH - 1) / WIDTH * WIDTH; }
@@ -197,6 +196,19 @@ static void softmax(float *p, long i, long n) {
     for (long j = i + 1; j < n; j++) p[j] = 0;
 }
 
+ALWAYS uint32_t hash(uint32_t x) {  // every bit of x moves half the bits of the result
+    x = (x ^ (x >> 16)) * 0x7feb352dU;
+    x = (x ^ (x >> 15)) * 0x846ca68bU;
+    return x ^ (x >> 16);
+}
+
+// Dropout of n weights of query `row`, the same whenever it is asked for.
+static void drop(float *p, const Shape *s, long row, long n) {
+    uint32_t seed = hash(s->seed ^ hash(row)), least_kept = s->dropout * 4294967296.0;
+    float scale = 1 / (1 - s->dropout);
+    for (long j = 0; j < n; j++) p[j] = hash(seed + (uint32_t)j) >= least_kept ? p[j] * scale : 0;
+}
+
 // joined (B, T, n_heads + 2 n_kv_heads, d_k) -> out (B, T, n_heads, d_k). Returns 0, or 1 where
 // memory is short.
 int attention_forward(const void *joined, void *out, const Shape *s) {
@@ -220,7 +232,10 @@ int attention_forward(const void *joined, void *out, const Shape *s) {
                 for (long i = 0; i < T; i += ROWS) {
                     long rows = least(ROWS, T - i), n = padded(i + rows);
                     product(rows, n, s->d_k, q + i * width, width, 1, kT, across, p, across, 0);
-                    for (long r = 0; r < rows; r++) softmax(p + r * across, i + r, n);
+                    for (long r = 0; r < rows; r++) {
+                        softmax(p + r * across, i + r, n);
+                        if (s->dropout) drop(p + r * across, s, (b * s->n_heads + head) * T + i + r, n);
+                    }
                     product(rows, width, i + rows, p, across, 1, v, width, o, width, 0);
                     for (long r = 0; r < rows; r++)
                         store(out, ((b * T + i + r) * s->n_heads + head) * s->d_k, o + r * width, s->d_k, s->half);
@@ -265,9 +280,12 @@ int attention_backward(const void *joined, const void *g_out, void *g_joined, co
                     product(rows, n, s->d_k, g_o + i * width, width, 1, vT, across, gi, across, 0);
                     for (long r = 0; r < rows; r++) {
                         float *pr = pi + r * across, *gr = gi + r * across, along = 0;
+                        long row = (b * s->n_heads + head) * T + i + r;
                         softmax(pr, i + r, n);
+                        if (s->dropout) drop(gr, s, row, n);
                         for (long j = 0; j < n; j++) along += pr[j] * gr[j];
                         for (long j = 0; j < n; j++) gr[j] = pr[j] * (gr[j] - along);
+                        if (s->dropout) drop(pr, s, row, n);
                     }
                     product(rows, width, i + rows, gi, across, 1, k, width, g_q + i * width, width, 0);
                 }
@@ -299,17 +317,21 @@ static void relu2(float *a, const float *g, long n) {
         for (long i = 0; i < n; i++) a[i] *= a[i] < 0 ? 0 : a[i];
 }
 
-ALWAYS float gelu_gate(float x) { return tanh_(0.7978845608f * (x + 0.044715f * x * x * x)); }
+// e^-2u, u = sqrt(2 / pi) (x + 0.044715 x^3); bounded, so that no product with it overflows.
+ALWAYS float gelu_exp(float x) {
+    float exponent = -1.5957691216f * (x + 0.044715f * x * x * x);
+    return exp_(exponent > 50 ? 50 : exponent);
+}
 
+// The gate (1 + tanh(u)) / 2 is 1 / (1 + e^-2u), which keeps its precision where it is small.
 static void gelu_tanh(float *a, const float *g, long n) {
     if (g)
         for (long i = 0; i < n; i++) {
-            float x = a[i], t = gelu_gate(x);
-            float steep = 0.7978845608f * (1 + 0.134145f * x * x);
-            a[i] = g[i] * 0.5f * (1 + t + x * (1 - t * t) * steep);
+            float x = a[i], e = gelu_exp(x), gate = 1 / (1 + e);
+            a[i] = g[i] * gate * (1 + x * e * gate * 1.5957691216f * (1 + 0.134145f * x * x));
         }
     else
-        for (long i = 0; i < n; i++) a[i] = 0.5f * a[i] * (1 + gelu_gate(a[i]));
+        for (long i = 0; i < n; i++) a[i] /= 1 + gelu_exp(a[i]);
 }
 
 enum { BLOCK = 512 };

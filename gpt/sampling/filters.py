@@ -13,8 +13,6 @@ import math
 import numpy as np
 
 
-
-
 def distribution(
     logits: np.ndarray,
     recent: np.ndarray,

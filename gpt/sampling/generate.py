@@ -2,6 +2,8 @@
 
 import math
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 
 import numpy as np
 import torch
@@ -13,10 +15,11 @@ from gpt.errors import NonFiniteError, UsageError
 from gpt.model.gpt import GPT
 from gpt.sampling.filters import distribution, draw
 from gpt.sampling.options import SamplingConfig
-from gpt.sampling.readers import reader_for
+from gpt.sampling.readers import Reader, readers_for
 
-DRAWN_AHEAD = 256
-"""Uniform numbers that a row draws at once: the same ones, for less."""
+AHEAD = 32
+"""Steps that one of many readers writes before the next one's turn, and for which a row's uniform
+numbers are drawn at once."""
 
 
 def generate(
@@ -34,7 +37,7 @@ def generate(
     dtype: Dtype = "auto",
 ) -> Iterator[Tensor]:
     """Continue each row of ``prompt`` ``(B, T)``, T >= 1: yields ids ``(B,)`` on the CPU, n_chars
-    times, each before the next is computed.
+    times, each before the next is computed (of more than a few rows, before the next 32 are).
 
     Of a prompt longer than the context only the last context_length characters are read. When the
     window is full, its last context_length // 2 characters are read anew and the writing goes on
@@ -79,16 +82,46 @@ def _write(
 ) -> Iterator[Tensor]:
     if n_chars < 1:
         return
-    context = model.config.context_length
-    reader = reader_for(model, len(prompt), native=native, dtype=dtype)
-    streams = [_stream(config.seed, row) for row in range(len(prompt))]
+    writings, row = [], 0
+    for reader in readers_for(model, len(prompt), native=native, dtype=dtype):
+        context, rows = model.config.context_length, range(row, row + reader.n_streams)
+        writings.append(_rows(reader, rows, prompt[rows], n_chars, context, config))
+        row = rows.stop
+    steps = writings[0] if len(writings) == 1 else _side_by_side(writings)
+    yield from map(torch.from_numpy, steps)
+
+
+def _side_by_side(writings: list[Iterator[np.ndarray]]) -> Iterator[np.ndarray]:
+    """The steps of all writings joined, each written some steps ahead of the others.
+
+    So its caches are warm for more than one step, and threads seldom wait for each other.
+    """
+    with ThreadPoolExecutor(min(torch.get_num_threads(), len(writings))) as pool:
+        while True:
+            parts = pool.map(lambda writing: list(islice(writing, AHEAD)), writings)
+            steps = list(zip(*parts, strict=True))
+            if not steps:
+                return
+            yield from map(np.concatenate, steps)
+
+
+def _rows(
+    reader: Reader,
+    rows: range,
+    prompt: np.ndarray,
+    n_chars: int,
+    context: int,
+    config: SamplingConfig,
+) -> Iterator[np.ndarray]:
+    """What one reader's rows go on with: ids ``(n_streams,)``, n_chars times."""
+    streams = [_stream(config.seed, row) for row in rows]
     text = _Window(prompt[:, -context:], context)
     unread, room = text.last(context), context
     for step in range(n_chars):
         if room == 0:
             reader.restart()
             unread, room = text.last(max(1, context // 2)), context
-        logits = reader.read(unread).astype(np.float64)  # (B, vocab_size)
+        logits = reader.read(unread).astype(np.float64)  # (n_streams, vocab_size)
         room -= unread.shape[1]
         _check_finite(logits, step, reader.where)
         probabilities = distribution(
@@ -100,12 +133,12 @@ def _write(
             min_p=config.min_p,
             repetition_penalty=config.repetition_penalty,
         )
-        if step % DRAWN_AHEAD == 0:
-            uniforms = np.stack([stream.random(DRAWN_AHEAD) for stream in streams], axis=1)
-        ids = draw(probabilities, uniforms[step % DRAWN_AHEAD])
+        if step % AHEAD == 0:
+            uniforms = np.stack([stream.random(AHEAD) for stream in streams], axis=1)
+        ids = draw(probabilities, uniforms[step % AHEAD])
         unread = ids[:, None]
         text.append(unread)
-        yield torch.from_numpy(ids)
+        yield ids
 
 
 class _Window:

@@ -10,21 +10,24 @@ import torch
 
 from gpt.config import Dtype
 from gpt.model.gpt import GPT, evaluating
-from gpt.sampling.native import NativeReader
+from gpt.sampling.native import NativeReader, native_readers
 
 
 class Reader(Protocol):
     """Streams of text, read side by side."""
 
-    where: str
-    """Device and dtype, for messages."""
+    n_streams: int
+
+    @property
+    def where(self) -> str:
+        """Device and dtype, for messages."""
 
     def restart(self) -> None:
         """Forget what was read."""
 
     def read(self, ids: np.ndarray) -> np.ndarray:
-        """Read ids ``(B, T)`` after the earlier ones; return logits ``(B, vocab_size)`` of the
-        character that follows, in the reader's dtype."""
+        """Read ids ``(n_streams, T)`` after the earlier ones; return logits ``(n_streams,
+        vocab_size)`` of the character that follows, float32 or float64."""
 
 
 class TorchReader:
@@ -52,7 +55,10 @@ class TorchReader:
             return (logits if exact else logits.float()).cpu().numpy()
 
 
-def reader_for(model: GPT, n_streams: int, *, native: bool, dtype: Dtype) -> Reader:
-    """The kernels in C where they are wanted, can be had and agree with the model, else torch."""
-    found = NativeReader.of(model, n_streams, dtype) if native else None
-    return found or TorchReader(model, n_streams)
+def readers_for(
+    model: GPT, n_streams: int, *, native: bool, dtype: Dtype
+) -> list[NativeReader] | list[TorchReader]:
+    """Readers that share the streams, in order: of the kernels in C where they are wanted, can be
+    had and agree with the model, else one of torch."""
+    found = native_readers(model, n_streams, dtype) if native else []
+    return found or [TorchReader(model, n_streams)]

@@ -19,8 +19,9 @@ from gpt.model.feedforward import FeedForward, SwiGLU
 from gpt.model.gpt import GPT
 
 KINDS = (
-    "embed layer_norm rms_norm linear head_norm rotate attend relu relu2 gelu gelu_tanh silu_times"
-).split()
+    "embed", "layer_norm", "rms_norm", "linear", "head_norm", "rotate", "attend",
+    "relu", "relu2", "gelu", "gelu_tanh", "silu_times",
+)  # fmt: skip
 STREAM, NORMED, WIDE, LOGITS = range(4)
 """The buffers: the residual stream, its norm (or what attention gathered), the widened, logits."""
 
@@ -40,8 +41,8 @@ class Operation(ctypes.Structure):
     """``operation`` of generate.c."""
 
     _fields_ = [
-        *((name, ctypes.c_int64) for name in "kind source target n_in n_out width add".split()),
-        ("halved", ctypes.c_int64),
+        *((name, ctypes.c_int64) for name in ("kind", "source", "target", "n_in", "n_out")),
+        *((name, ctypes.c_int64) for name in ("width", "add", "halved")),
         ("number", ctypes.c_double),
         *((name, ctypes.c_void_p) for name in ("weights", "vector", "keys", "values")),
     ]
@@ -54,10 +55,9 @@ class Tape:
     Raises Unknown.
     """
 
-    def __init__(
-        self, model: GPT, n_streams: int, *, panel: int, lanes: int, halved: bool
-    ) -> None:
-        self.n_streams, self.context = n_streams, model.config.context_length
+    def __init__(self, model: GPT, n_streams: int, *, panel: int, lanes: int, halved: bool) -> None:
+        self.n_streams = n_streams
+        self.context, self.vocab_size = model.config.context_length, model.vocab_size
         self.dtype, self.panel, self.lanes, self.halved = (
             model.token_embedding.weight.dtype, panel, lanes, halved,
         )  # fmt: skip
@@ -82,7 +82,8 @@ class Tape:
             self.linear(NORMED, LOGITS, [head.weight], [None])
 
     def _embed(self, model: GPT) -> positions.RotaryPositions | None:
-        place, scale, table = model.positions, 1.0, None
+        place, scale = model.positions, 1.0
+        table: Tensor | None = None
         if type(place) is positions.LearnedPositions:
             table = place.weight
         elif type(place) is positions.SinusoidalPositions:
@@ -159,7 +160,8 @@ class Tape:
         """``target (+)= source W^T + b``, the outputs of several matrices side by side."""
         weight = torch.cat(weights)  # -> (n_out, n_in)
         n_out, n_in = weight.shape
-        bias = None if biases[0] is None else F.pad(torch.cat(biases), (0, -n_out % self.panel))
+        given = [bias for bias in biases if bias is not None]
+        bias = F.pad(torch.cat(given), (0, -n_out % self.panel)) if given else None
         packed = pack(weight, self.panel, halved=self.halved)
         self._add(
             "linear", source, target, n_in=n_in, n_out=n_out, add=add, halved=self.halved,

@@ -22,17 +22,21 @@ LONGEST = 1024
 """Context length up to which a thread keeps the attention of a head in its cache."""
 
 
-def install(model: GPT) -> bool:
-    """Let a float32 model on the CPU compute by these kernels; return whether there are any."""
+def available() -> bool:
+    """Whether there are kernels for this machine; the first time they are compiled."""
+    return library("train") is not None
+
+
+def install(model: GPT) -> None:
+    """Let a float32 model on the CPU compute by these kernels, if there are any."""
     native = library("train")
     if native is None:
-        return False
+        return
     for module in model.modules():
         if isinstance(module, MultiHeadAttention) and model.config.context_length <= LONGEST:
             module.kernel = attention_kernel(native, module)
         elif isinstance(module, FeedForward) and module.activation in _ACTIVATIONS:
             module.activation = activation_kernel(native, _ACTIVATIONS[module.activation])
-    return True
 
 
 class _Shape(ctypes.Structure):
@@ -42,18 +46,19 @@ class _Shape(ctypes.Structure):
         *((name, ctypes.c_long) for name in ("B", "T", "n_heads", "n_kv_heads", "d_k")),
         *((name, ctypes.c_void_p) for name in ("cos", "sin")),
         *((name, ctypes.c_int) for name in ("qk_norm", "half")),
-        ("eps", ctypes.c_float),
+        *((name, ctypes.c_float) for name in ("eps", "dropout")),
+        ("seed", ctypes.c_uint32),
     )
 
 
 def attention_kernel(
     native: ctypes.CDLL, module: MultiHeadAttention
-) -> Callable[[Tensor, Rotate | None], Tensor]:
+) -> Callable[[Tensor, Rotate | None, float], Tensor]:
     """From the joined projections to the joined heads; see ``MultiHeadAttention.kernel``."""
 
-    def kernel(joined: Tensor, rotate: Any) -> Tensor:
+    def kernel(joined: Tensor, rotate: Any, dropout: float) -> Tensor:
         tables = None if rotate is None else rotate.table  # (2, context_length, d_k / 2)
-        return _Attention.apply(joined, native, module, tables)
+        return _Attention.apply(joined, native, module, tables, dropout)
 
     return kernel
 
@@ -71,13 +76,14 @@ class _Attention(torch.autograd.Function):
         native: ctypes.CDLL,
         module: MultiHeadAttention,
         tables: Tensor | None,
+        dropout: float,
     ) -> Tensor:
         joined = joined.contiguous()
         B, T, _ = joined.shape
         cos, sin = (0, 0) if tables is None else (part.data_ptr() for part in tables)
         ctx.shape = _Shape(
             B, T, module.n_heads, module.n_kv_heads, module.d_k, cos, sin,
-            module.qk_norm, _is_half(joined), module.eps,
+            module.qk_norm, _is_half(joined), module.eps, dropout, _seed() if dropout else 0,
         )  # fmt: skip
         ctx.native, ctx.tables = native, tables
         ctx.save_for_backward(joined)
@@ -87,12 +93,12 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None, None, None]:
         (joined,) = ctx.saved_tensors
         g, g_joined = g.contiguous(), torch.empty_like(joined)
         shape = ctypes.byref(ctx.shape)
         _check(ctx.native.attention_backward(_at(joined), _at(g), _at(g_joined), shape))
-        return g_joined, None, None, None
+        return g_joined, None, None, None, None
 
 
 _ACTIVATIONS = {relu2: "relu2", gelu_tanh: "gelu_tanh"}
@@ -122,6 +128,11 @@ class _Activation(torch.autograd.Function):
         g, g_x = g.contiguous(), torch.empty_like(x)
         ctx.kernel(_at(x), _at(g), _at(g_x), ctypes.c_long(x.numel()), _is_half(x))
         return g_x, None, None
+
+
+def _seed() -> int:
+    """A number of torch's own stream, which the loop seeds for every step."""
+    return int(torch.randint(2**32, ()))
 
 
 def _is_half(x: Tensor) -> bool:

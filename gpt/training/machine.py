@@ -18,11 +18,11 @@ from gpt.training import kernels
 
 @dataclass(frozen=True)
 class Machine:
-    """A device, and the dtype of matrix products on it (parameters stay float32)."""
+    """A device, the dtype of matrix products on it (parameters stay float32), our C kernels."""
 
     device: torch.device
     dtype: torch.dtype
-    native: bool = True
+    native: bool
 
     def autocast(self) -> AbstractContextManager[Any]:
         """The context in which a loss is computed."""
@@ -36,7 +36,7 @@ class Machine:
             for attention in (m for m in model.modules() if isinstance(m, MultiHeadAttention)):
                 attention.attend = attention_in_float32
         model.to(self.device)
-        if self.device.type == "cpu" and self.native:
+        if self.native:
             kernels.install(model)
         return model
 
@@ -47,6 +47,7 @@ class Machine:
             "threads": torch.get_num_threads(),
             "device": self.device.type,
             "dtype": str(self.dtype).removeprefix("torch."),
+            "native": self.native,
         }
 
 
@@ -65,7 +66,13 @@ def set_up(config: ComputeConfig) -> Machine:
     wanted = config.dtype if isinstance(config, MachineConfig) else "float32"
     if wanted == "auto":
         wanted = "bfloat16" if _has_fast_bfloat16(device) else "float32"
-    return Machine(device, {"float32": torch.float32, "bfloat16": torch.bfloat16}[wanted])
+    compiled = isinstance(config, MachineConfig) and config.compile
+    return Machine(
+        device,
+        {"float32": torch.float32, "bfloat16": torch.bfloat16}[wanted],
+        # A compiler cannot look into kernels: where it writes its own, they would be in its way.
+        config.native and device.type == "cpu" and not compiled and kernels.available(),
+    )
 
 
 def _has_fast_bfloat16(device: torch.device) -> bool:

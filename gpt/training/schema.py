@@ -8,7 +8,7 @@
     step            updates done
     best            {"step", "loss"} of the lowest validation loss so far, or None
     source          {"path", "bytes", "sha256"} of the text
-    environment     {"torch", "threads", "device", "dtype"}
+    environment     {"torch", "threads", "device", "dtype", "native"}
 
 The same check runs before a checkpoint is written and after it is read: what was saved loads.
 """
@@ -50,6 +50,7 @@ _ENVIRONMENT_KINDS: dict[str, tuple[type, ...]] = {
     "threads": (int,),
     "device": (str,),
     "dtype": (str,),
+    "native": (bool,),
 }
 _OPTIMISER_KINDS: dict[str, tuple[type, ...]] = {"state": (dict,), "param_groups": (list,)}
 
@@ -94,6 +95,8 @@ def check_state(state: dict[str, Any]) -> None:
         )
     _check_kinds("the checkpoint", state, _KINDS)
     _check_kinds("source", state["source"], _SOURCE_KINDS)
+    # Added within version 1: files without it come from before there were kernels.
+    state["environment"] = {"native": False} | state["environment"]
     _check_kinds("environment", state["environment"], _ENVIRONMENT_KINDS)
     if not 0 <= state["step"] < 2**63:
         raise CheckpointError(f"step = {state['step']} is not in [0, 2**63)")

@@ -1,0 +1,267 @@
+"""The kernels in C that write: equal to the model, for every variant, or not used."""
+
+import numpy as np
+import pytest
+import torch
+from helpers import SIZES, VARIANTS, VOCAB_SIZE, grid, small_model, spread, variant_name
+
+from gpt.model.block import PreLNBlock
+from gpt.native.library import library
+from gpt.sampling import native, readers
+from gpt.sampling.generate import generate
+from gpt.sampling.native import NativeReader
+from gpt.sampling.readers import TorchReader, reader_for
+from gpt.sampling.tape import pack
+
+CONTEXT = SIZES["context_length"]
+LONG = 2 * native.MOST_ROWS + 5  # more rows than go through the model together
+
+needs_compiler = pytest.mark.skipif(
+    library("generate", "REAL=double") is None, reason="no C compiler"
+)
+pytestmark = needs_compiler
+
+GRID = [
+    *VARIANTS,
+    *grid(activation=["relu", "gelu", "gelu_tanh", "relu2", "swiglu"], norm_position=["post"]),
+    *grid(positions=["learned", "sinusoidal", "rotary"], norm=["layer", "rms"], qk_norm=[True]),
+    # Heads and layers wider than a vector and a panel, and no multiple of either.
+    {"d_model": 150, "n_heads": 2, "d_ff": 203, "context_length": 37, "n_kv_heads": 1},
+    {"d_model": 68, "n_heads": 1, "d_ff": 1, "context_length": 3, "positions": "rotary"},
+]
+
+
+def tokens(B: int, T: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, VOCAB_SIZE, (B, T))
+
+
+def logits_of(model, ids: np.ndarray) -> np.ndarray:
+    """Of the last position, without a cache."""
+    with torch.no_grad():
+        return model(torch.from_numpy(ids))[:, -1].numpy()
+
+
+def native_reader(model, n_streams: int, dtype="auto") -> NativeReader:
+    reader = NativeReader.of(model, n_streams, dtype)
+    assert reader is not None
+    return reader
+
+
+def texts(model, prompt, n_chars, **settings) -> list[list[int]]:
+    written = generate(model, torch.from_numpy(prompt), n_chars, **settings)
+    return torch.stack(list(written), dim=1).tolist()
+
+
+@pytest.mark.parametrize("changes", GRID, ids=variant_name)
+def test_every_position_gets_the_logits_of_the_model(changes):
+    model = spread(small_model(**changes))
+    context = model.config.context_length
+    ids = tokens(3, context)
+    for first in (1, 2, context):
+        reader = native_reader(model, 3)
+        found = reader.read(ids[:, :first])
+        for n in range(first, context + 1):
+            if n > first:
+                found = reader.read(ids[:, n - 1 : n])
+            assert np.abs(found - logits_of(model, ids[:, :n])).max() < 1e-10
+
+
+@pytest.mark.parametrize("changes", VARIANTS, ids=variant_name)
+def test_float32_is_close_to_the_model_in_float32(changes):
+    model = spread(small_model(**changes)).float()
+    ids = tokens(4, CONTEXT)
+    expected = logits_of(model, ids)
+    found = native_reader(model, 4).read(ids)
+    assert found.dtype == np.float32
+    assert np.abs(found - expected).max() < 1e-4 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("changes", VARIANTS, ids=variant_name)
+def test_bfloat16_is_the_model_whose_matrices_were_rounded(changes):
+    changes = {"tie_embeddings": False} | changes
+    model = spread(small_model(**changes)).float()
+    reader = native_reader(model, 4, "bfloat16")
+    ids = tokens(4, CONTEXT)
+    exact = logits_of(model, ids)
+    with torch.no_grad():
+        head = model.token_embedding if model.head is None else model.head
+        for module in [*model.blocks.modules(), head]:
+            if isinstance(module, torch.nn.Linear):
+                module.weight.copy_(module.weight.bfloat16())
+    if model.head is None:
+        return  # the embedding is not rounded where it is looked up
+    rounded = logits_of(model, ids)
+    found = reader.read(ids)
+    assert np.abs(found - rounded).max() < 1e-4 * np.abs(rounded).max()
+    assert np.abs(exact - rounded).max() > 1e-3 * np.abs(rounded).max()
+
+
+@pytest.mark.parametrize("n_rows", [2, 3, 4, 5, 6, 7, native.MOST_ROWS + 1, LONG])
+def test_any_number_of_streams_and_of_characters_read_at_once(n_rows):
+    model = spread(small_model(positions="rotary", context_length=LONG))
+    for B, T in ((n_rows, 1), (2, n_rows)):
+        ids = tokens(B, T)
+        found = native_reader(model, B).read(ids)
+        assert np.abs(found - logits_of(model, ids)).max() < 1e-10
+
+
+def test_threads_share_the_streams(monkeypatch):
+    monkeypatch.setattr(native, "WORTH_THREADS", 1)
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        model = spread(small_model())
+        reader = native_reader(model, 7)
+        ids = tokens(7, CONTEXT)
+        reader.read(ids[:, :5])
+        for n in range(5, CONTEXT):
+            found = reader.read(ids[:, n : n + 1])
+        assert reader.threads == 3
+        assert np.abs(found - logits_of(model, ids)).max() < 1e-10
+        ids[6, 0] = VOCAB_SIZE  # of the last thread
+        reader.restart()
+        with pytest.raises(IndexError):
+            reader.read(ids)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_a_reader_begins_again():
+    model = spread(small_model())
+    reader, ids = native_reader(model, 2), tokens(2, CONTEXT)
+    expected = reader.read(ids).copy()
+    reader.restart()
+    assert (reader.read(ids) == expected).all()
+
+
+@pytest.mark.parametrize("changes", VARIANTS, ids=variant_name)
+@pytest.mark.parametrize("n", [1, 2, CONTEXT, CONTEXT + 3])
+def test_the_text_is_the_one_that_torch_writes_past_the_context_too(changes, n):
+    model = spread(small_model(**changes))
+    prompt = tokens(3, n)
+    written = texts(model, prompt, 3 * CONTEXT, seed=6)
+    assert written == texts(model, prompt, 3 * CONTEXT, seed=6, native=False)
+
+
+def test_the_text_in_float32_is_the_one_that_torch_writes():
+    model = spread(small_model()).float()
+    prompt = tokens(2, 3)
+    assert texts(model, prompt, 40) == texts(model, prompt, 40, native=False)
+
+
+def test_weights_that_changed_between_two_texts_are_used():
+    model = spread(small_model())
+    prompt = tokens(2, 3)
+    before = texts(model, prompt, 20)
+    spread(model, seed=1)
+    after = texts(model, prompt, 20)
+    assert after == texts(model, prompt, 20, native=False)
+    assert after != before
+
+
+def test_the_kernels_are_used_where_they_are_wanted():
+    model = spread(small_model())
+    assert isinstance(reader_for(model, 1, native=True, dtype="auto"), NativeReader)
+    assert isinstance(reader_for(model, 1, native=False, dtype="auto"), TorchReader)
+
+
+def test_auto_halves_matrices_that_leave_the_caches(monkeypatch):
+    model = spread(small_model()).float()
+    assert not native_reader(model, 1).tape.halved
+    assert native_reader(model, 1, "bfloat16").tape.halved
+    monkeypatch.setattr(native, "CACHED_BYTES", 1000)
+    assert native_reader(model, 1).tape.halved
+    assert not native_reader(model, 1, "float32").tape.halved
+    assert not native_reader(model.double(), 1).tape.halved
+
+
+class Another(PreLNBlock):
+    """A placement that no tape knows."""
+
+
+def reject_placement(model):
+    model.blocks[1].__class__ = Another
+
+
+def reject_activation(model):
+    model.blocks[0].feedforward.activation = torch.sin
+
+
+def reject_mathematics(model):
+    model.blocks[1].attention.attend = lambda q, k, v, dropout: v
+
+
+def reject_numbers(model):
+    with torch.no_grad():
+        model.blocks[1].norm_2.gamma[3] = float("nan")
+
+
+def reject_dtype(model):
+    model.bfloat16()
+
+
+@pytest.mark.parametrize(
+    "reject",
+    [reject_placement, reject_activation, reject_mathematics, reject_numbers, reject_dtype],
+)
+def test_what_is_unknown_or_computes_something_else_is_left_to_torch(reject):
+    model = spread(small_model())
+    assert NativeReader.of(model, 1) is not None
+    reject(model)
+    assert NativeReader.of(model, 1) is None
+
+
+def test_a_model_too_large_to_copy_is_left_to_torch(monkeypatch):
+    monkeypatch.setattr(native, "MOST_BYTES", 1000)
+    assert NativeReader.of(small_model(), 1) is None
+
+
+def test_without_a_library_the_text_is_the_same(monkeypatch):
+    model = spread(small_model())
+    written = texts(model, tokens(2, 3), 20)
+    monkeypatch.setattr(native, "library", lambda *names: None)
+    assert isinstance(reader_for(model, 1, native=True, dtype="auto"), TorchReader)
+    assert texts(model, tokens(2, 3), 20) == written
+
+
+@pytest.mark.parametrize("bad", [-1, VOCAB_SIZE])
+def test_ids_outside_the_vocabulary_are_refused(bad):
+    model = spread(small_model())
+    reader, ids = native_reader(model, 2), tokens(2, 3)
+    ids[1, 2] = bad
+    with pytest.raises(IndexError):
+        reader.read(ids)
+    for native_or_not in (True, False):
+        with pytest.raises(IndexError):
+            texts(model, ids, 2, native=native_or_not)
+
+
+def test_more_than_the_context_is_refused():
+    reader = native_reader(spread(small_model()), 2)
+    reader.read(tokens(2, CONTEXT - 1))
+    with pytest.raises(IndexError):
+        reader.read(tokens(2, 2))
+    reader.read(tokens(2, 1))
+
+
+def test_packed_outputs_lie_side_by_side():
+    weight = torch.arange(1.0, 16.0).reshape(5, 3)  # (n_out, n_in)
+    packed = pack(weight, 4, halved=False)  # -> (panels, n_in, panel)
+    assert packed.shape == (2, 3, 4)
+    assert packed[0, 1].tolist() == weight[:4, 1].tolist()
+    assert packed[1, 2].tolist() == [15, 0, 0, 0]
+
+
+@pytest.mark.parametrize("value", [1.0, -1.5, 3.14159, -1e-3, 1e30])
+def test_halved_outputs_are_bfloat16_low_and_high(value):
+    weight = torch.tensor([[value], [1.0], [-value], [2.0]])
+    packed = pack(weight, 4, halved=True)  # -> (panels, n_in, panel / 2)
+    assert packed.shape == (1, 1, 2)
+    low = (packed[0, 0] << 16).view(torch.float32)
+    high = (packed[0, 0] & -65536).view(torch.float32)
+    assert torch.cat([low, high]).tolist() == weight.bfloat16().float()[:, 0].tolist()
+
+
+def test_the_message_names_device_and_dtype():
+    assert native_reader(spread(small_model()).float(), 1).where == "device cpu, float32"
+    assert readers.TorchReader(small_model(), 1).where == "device cpu, float64"

@@ -19,7 +19,7 @@ from types import ModuleType
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.measure import ROOT, Options, Row, Section, origin, reason, table
+from benchmarks.measure import ROOT, Options, Row, Section, origin, table
 
 SECTIONS = {
     "presets": "presets",
@@ -148,7 +148,7 @@ def main() -> int:
         try:
             section = module.measure(options)
         except (subprocess.CalledProcessError, RuntimeError) as error:
-            print(f"{name} failed: {error}\n{reason(error)}", file=sys.stderr)
+            print(f"{name} failed: {error}\n{getattr(error, 'stderr', '')}", file=sys.stderr)
             failed.append(name)
             continue
         source = origin(options, section.text)

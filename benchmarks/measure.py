@@ -143,7 +143,7 @@ def seconds_to_line(command: Sequence[str | Path], pattern: str, folder: Path = 
         line = ""
         try:
             for line in process.stdout:
-                if re.match(pattern[:4], line):
+                if re.match(pattern, line):
                     return time.perf_counter() - start
         finally:
             process.terminate()

@@ -1,5 +1,7 @@
 """The C kernels beside the plain forms that they stand for: values, gradients, dropout, NaN."""
 
+import copy
+
 import pytest
 import torch
 from helpers import VARIANTS, VOCAB_SIZE, random_tokens, small_config, variant_name
@@ -7,6 +9,7 @@ from helpers import VARIANTS, VOCAB_SIZE, random_tokens, small_config, variant_n
 from gpt.model.attention import MultiHeadAttention
 from gpt.model.feedforward import gelu_tanh, relu2
 from gpt.model.gpt import GPT
+from gpt.model.norms import NORMS
 from gpt.model.positions import RotaryPositions
 from gpt.native.library import library
 from gpt.training import kernels
@@ -138,6 +141,35 @@ def test_activations_are_the_plain_ones(native, plain):
         torch.testing.assert_close(mine, other, rtol=2e-6, atol=2e-6)
     half = x.bfloat16()
     assert torch.equal(ours(half), ours(half.float()).bfloat16())
+
+
+@pytest.mark.parametrize("kind", NORMS)
+def test_norms_are_the_plain_ones(native, kind):
+    plain = NORMS[kind](37)
+    torch.nn.init.normal_(plain.gamma)
+    x, towards = 3 + 2 * torch.randn(5, 19, 37), torch.randn(5, 19, 37)
+    x[0, 0] = 0
+    found = []
+    for kernel in (kernels.norm_kernel(native, plain.eps, True), None):
+        norm = copy.deepcopy(plain if kernel else plain.double())
+        norm.kernel = kernel
+        found.append(value_and_gradient(norm, x if kernel else x.double(), towards))
+        found[-1] += tuple(p.grad.double() for p in norm.parameters())
+    assert len(found[0]) == 2 + len(list(plain.parameters()))
+    for mine, other in zip(*found, strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize(("norm_position", "dtype"), [("pre", "bfloat16"), ("post", "float32")])
+def test_a_norm_rounds_only_what_products_would_round(native, norm_position, dtype):
+    model = GPT(small_config(norm_position=norm_position), VOCAB_SIZE)
+    kernels.install(model)
+    norm = model.blocks[0].norm_1
+    x = torch.randn(2, 5, 24)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        rounded = norm(x)
+    assert rounded.dtype == getattr(torch, dtype)
+    assert torch.equal(rounded, norm(x).to(rounded.dtype))
 
 
 @pytest.mark.parametrize("changes", VARIANTS, ids=variant_name)

@@ -5,12 +5,13 @@ import pytest
 import torch
 from helpers import SIZES, VARIANTS, VOCAB_SIZE, grid, small_model, spread, variant_name
 
+from gpt.errors import NonFiniteError
 from gpt.model.block import PreLNBlock
 from gpt.native.library import library
 from gpt.sampling import native, readers
-from gpt.sampling.generate import generate
-from gpt.sampling.native import NativeReader
-from gpt.sampling.readers import TorchReader, reader_for
+from gpt.sampling.generate import AHEAD, generate
+from gpt.sampling.native import NativeReader, native_readers
+from gpt.sampling.readers import TorchReader, readers_for
 from gpt.sampling.tape import pack
 
 CONTEXT = SIZES["context_length"]
@@ -42,8 +43,11 @@ def logits_of(model, ids: np.ndarray) -> np.ndarray:
 
 
 def native_reader(model, n_streams: int, dtype="auto") -> NativeReader:
-    reader = NativeReader.of(model, n_streams, dtype)
-    assert reader is not None
+    """One for all streams."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(native, "MOST_STREAMS", n_streams)
+        patch.setattr(torch, "get_num_threads", lambda: 1)
+        (reader,) = native_readers(model, n_streams, dtype)
     return reader
 
 
@@ -105,25 +109,48 @@ def test_any_number_of_streams_and_of_characters_read_at_once(n_rows):
         assert np.abs(found - logits_of(model, ids)).max() < 1e-10
 
 
-def test_threads_share_the_streams(monkeypatch):
-    monkeypatch.setattr(native, "WORTH_THREADS", 1)
-    before = torch.get_num_threads()
-    torch.set_num_threads(3)
-    try:
-        model = spread(small_model())
-        reader = native_reader(model, 7)
-        ids = tokens(7, CONTEXT)
-        reader.read(ids[:, :5])
+@pytest.mark.parametrize("n_streams", [1, 7, 4 * native.MOST_STREAMS + 1])
+@pytest.mark.parametrize("n_threads", [1, 3])
+def test_readers_share_the_streams(n_streams, n_threads, monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: n_threads)
+    model = spread(small_model())
+    ids = tokens(n_streams, CONTEXT)
+    parts, row = [], 0
+    for reader in native_readers(model, n_streams):
+        assert 1 <= reader.n_streams <= native.MOST_STREAMS
+        part = ids[row : (row := row + reader.n_streams)]
+        reader.read(part[:, :5])
         for n in range(5, CONTEXT):
-            found = reader.read(ids[:, n : n + 1])
-        assert reader.threads == 3
-        assert np.abs(found - logits_of(model, ids)).max() < 1e-10
-        ids[6, 0] = VOCAB_SIZE  # of the last thread
-        reader.restart()
-        with pytest.raises(IndexError):
-            reader.read(ids)
-    finally:
-        torch.set_num_threads(before)
+            found = reader.read(part[:, n : n + 1])
+        parts.append(found)
+    assert row == n_streams
+    assert np.abs(np.concatenate(parts) - logits_of(model, ids)).max() < 1e-10
+
+
+@pytest.mark.parametrize("n_threads", [1, 2])
+@pytest.mark.parametrize("settings", [{}, {"temperature": 0.0}, {"top_k": 3}], ids=str)
+def test_many_rows_write_the_text_that_torch_writes(settings, n_threads, monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: n_threads)
+    model = spread(small_model())
+    prompt = tokens(3 * native.MOST_STREAMS + 1, 3)
+    n_chars = 2 * AHEAD + 3
+    written = texts(model, prompt, n_chars, **settings)
+    assert written == texts(model, prompt, n_chars, native=False, **settings)
+
+
+@pytest.mark.parametrize("n_streams", [1, 2 * native.MOST_STREAMS + 1])
+@pytest.mark.parametrize("settings", [{}, {"min_p": 0.01}], ids=str)
+def test_logits_that_are_not_finite_are_refused_by_name(n_streams, settings):
+    model = spread(small_model())
+    bad = 5  # not among the characters with which the kernels are checked
+    with torch.no_grad():
+        model.head = torch.nn.Linear(SIZES["d_model"], VOCAB_SIZE, bias=False).double()
+        model.token_embedding.weight[bad] = float("inf")
+    assert native_readers(model, 1)
+    prompt = np.full((n_streams, 2), 3)
+    prompt[-1, 1] = bad
+    with pytest.raises(NonFiniteError, match=r"character 1 .*device cpu, float64.*--device cpu"):
+        texts(model, prompt, 5, **settings)
 
 
 def test_a_reader_begins_again():
@@ -161,8 +188,8 @@ def test_weights_that_changed_between_two_texts_are_used():
 
 def test_the_kernels_are_used_where_they_are_wanted():
     model = spread(small_model())
-    assert isinstance(reader_for(model, 1, native=True, dtype="auto"), NativeReader)
-    assert isinstance(reader_for(model, 1, native=False, dtype="auto"), TorchReader)
+    assert isinstance(readers_for(model, 2, native=True, dtype="auto")[0], NativeReader)
+    assert isinstance(readers_for(model, 2, native=False, dtype="auto")[0], TorchReader)
 
 
 def test_auto_halves_matrices_that_leave_the_caches(monkeypatch):
@@ -206,21 +233,21 @@ def reject_dtype(model):
 )
 def test_what_is_unknown_or_computes_something_else_is_left_to_torch(reject):
     model = spread(small_model())
-    assert NativeReader.of(model, 1) is not None
+    assert native_readers(model, 2)
     reject(model)
-    assert NativeReader.of(model, 1) is None
+    assert not native_readers(model, 2)
 
 
 def test_a_model_too_large_to_copy_is_left_to_torch(monkeypatch):
     monkeypatch.setattr(native, "MOST_BYTES", 1000)
-    assert NativeReader.of(small_model(), 1) is None
+    assert not native_readers(small_model(), 2)
 
 
 def test_without_a_library_the_text_is_the_same(monkeypatch):
     model = spread(small_model())
     written = texts(model, tokens(2, 3), 20)
     monkeypatch.setattr(native, "library", lambda *names: None)
-    assert isinstance(reader_for(model, 1, native=True, dtype="auto"), TorchReader)
+    assert isinstance(readers_for(model, 2, native=True, dtype="auto")[0], TorchReader)
     assert texts(model, tokens(2, 3), 20) == written
 
 
@@ -231,9 +258,9 @@ def test_ids_outside_the_vocabulary_are_refused(bad):
     ids[1, 2] = bad
     with pytest.raises(IndexError):
         reader.read(ids)
-    for native_or_not in (True, False):
+    for settings in ({}, {"top_k": 2}, {"native": False}):
         with pytest.raises(IndexError):
-            texts(model, ids, 2, native=native_or_not)
+            texts(model, ids, 2, **settings)
 
 
 def test_more_than_the_context_is_refused():

@@ -62,6 +62,7 @@ typedef struct {
   REAL *workspace;           /* BUFFERS * most_rows * stride, and room for the scores of a row */
   REAL *logits;              /* (streams, logits_stride) */
   int64_t logits_stride;
+  double *weights; /* vocab_size, for a draw */
 } tape;
 
 /* Rows that go through the tape together: several streams at one position, or several positions
@@ -362,4 +363,47 @@ int64_t forward(const tape *t, const int64_t *tokens, int64_t first, int64_t cou
       through(t, &rows);
     }
   return 0;
+}
+
+/* The first id whose cumulated softmax(logits / temperature) exceeds `uniform`; temperature 0 is
+   the limit, the largest. As gpt/sampling/filters.py computes it. Returns -1 for logits that are
+   not finite. */
+static int64_t draw(const tape *t, const REAL *logits, double temperature, double uniform) {
+  const int64_t n = t->vocab_size;
+  double *cumulated = t->weights, total = 0;
+  int64_t best = 0;
+  for (int64_t i = 0; i < n; i++) {
+    if (!isfinite(logits[i])) return -1;
+    if (logits[i] > logits[best]) best = i;
+  }
+  if (temperature == 0) return best;
+  for (int64_t i = 0; i < n; i++) {
+    const double below = (double)logits[i] - (double)logits[best];
+    cumulated[i] = total += exp(below / temperature);
+  }
+  const double point = uniform * total;
+  for (int64_t i = 0; i < n; i++)
+    if (cumulated[i] > point) return i;
+  return best;
+}
+
+/* Read tokens (count, T) as `forward` does, draw an id for each stream, read those, and so on, `steps`
+   times: ids (steps, count), from uniform numbers (count, steps). Returns the steps done: fewer where
+   logits are not finite, -1 for what does not fit. */
+int64_t write_on(const tape *t, const int64_t *tokens, int64_t first, int64_t count, int64_t T,
+                 int64_t start, int64_t steps, double temperature, const double *uniforms,
+                 int64_t *ids) {
+  for (int64_t step = 0; step < steps; step++) {
+    if (forward(t, tokens, first, count, T, start)) return -1;
+    for (int64_t s = 0; s < count; s++) {
+      const REAL *logits = t->logits + s * t->logits_stride;
+      ids[s] = draw(t, logits, temperature, uniforms[s * steps + step]);
+      if (ids[s] < 0) return step;
+    }
+    start += T;
+    T = 1;
+    tokens = ids;
+    ids += count;
+  }
+  return steps;
 }

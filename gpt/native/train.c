@@ -358,3 +358,70 @@ void gelu_tanh_forward(const void *x, void *y, long n, int half) {
 void gelu_tanh_backward(const void *x, const void *g, void *g_x, long n, int half) {
     each(gelu_tanh, x, g, g_x, n, half);
 }
+
+// ---------------------------------------------------------------- norms
+
+// Mean (0 for rms) and 1 / sqrt(mean square + eps) of a row.
+ALWAYS void moments(const float *x, long d, int centred, float eps, float *mean, float *factor) {
+    float sum = 0, squares = 0;
+    if (centred)
+        for (long i = 0; i < d; i++) sum += x[i];
+    float m = sum / d;
+    for (long i = 0; i < d; i++) squares += (x[i] - m) * (x[i] - m);
+    *mean = m;
+    *factor = 1 / sqrtf(squares / d + eps);
+}
+
+// y = gamma (x - mean) factor + beta; without beta it is the root-mean-square norm.
+void norm_forward(const float *x, const float *gamma, const float *beta, void *y, long rows, long d,
+                  float eps, int half) {
+#pragma omp parallel
+    {
+        float *row = malloc(d * sizeof(float));
+#pragma omp for schedule(static)
+        for (long r = 0; r < rows; r++) {
+            const float *one = x + r * d;
+            float mean, factor;
+            moments(one, d, beta != 0, eps, &mean, &factor);
+            if (beta)
+                for (long i = 0; i < d; i++) row[i] = gamma[i] * ((one[i] - mean) * factor) + beta[i];
+            else
+                for (long i = 0; i < d; i++) row[i] = gamma[i] * (one[i] * factor);
+            store(y, r * d, row, d, half);
+        }
+        free(row);
+    }
+}
+
+// Rows are dealt into `parts` equal parts; g_gamma and g_beta (parts, d) get the sum of each.
+void norm_backward(const float *x, const float *gamma, const void *g, float *g_x, float *g_gamma,
+                   float *g_beta, long parts, long rows, long d, float eps, int half) {
+#pragma omp parallel
+    {
+        float *row = malloc(2 * d * sizeof(float)), *normal = row + d;
+#pragma omp for schedule(static)
+        for (long part = 0; part < parts; part++) {
+            float *sum_gamma = g_gamma + part * d, *sum_beta = g_beta ? g_beta + part * d : 0;
+            for (long r = part * rows / parts; r < (part + 1) * rows / parts; r++) {
+                const float *one = x + r * d;
+                float mean, factor, flat = 0, along = 0;
+                moments(one, d, g_beta != 0, eps, &mean, &factor);
+                load(row, g, r * d, d, half);
+                if (sum_beta)
+                    for (long i = 0; i < d; i++) sum_beta[i] += row[i];
+                for (long i = 0; i < d; i++) {
+                    normal[i] = (one[i] - mean) * factor;
+                    sum_gamma[i] += row[i] * normal[i];
+                    row[i] *= gamma[i];
+                }
+                for (long i = 0; i < d; i++) along += row[i] * normal[i];
+                if (sum_beta)
+                    for (long i = 0; i < d; i++) flat += row[i];
+                along /= d;
+                flat /= d;
+                for (long i = 0; i < d; i++) g_x[r * d + i] = factor * (row[i] - flat - normal[i] * along);
+            }
+        }
+        free(row);
+    }
+}

@@ -1,6 +1,5 @@
 """The iterator that writes: a model, a prompt, and one id a row for every step."""
 
-import math
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
@@ -14,12 +13,12 @@ from gpt.config import Dtype
 from gpt.errors import NonFiniteError, UsageError
 from gpt.model.gpt import GPT
 from gpt.sampling.filters import distribution, draw
+from gpt.sampling.native import NativeReader
 from gpt.sampling.options import SamplingConfig
 from gpt.sampling.readers import Reader, readers_for
 
 AHEAD = 32
-"""Steps that one of many readers writes before the next one's turn, and for which a row's uniform
-numbers are drawn at once."""
+"""Steps that one of many readers writes before the next one's turn."""
 
 
 def generate(
@@ -82,19 +81,21 @@ def _write(
 ) -> Iterator[Tensor]:
     if n_chars < 1:
         return
+    readers = readers_for(model, len(prompt), native=native, dtype=dtype)
+    context, ahead = model.config.context_length, 1 if len(readers) == 1 else AHEAD
     writings, row = [], 0
-    for reader in readers_for(model, len(prompt), native=native, dtype=dtype):
-        context, rows = model.config.context_length, range(row, row + reader.n_streams)
-        writings.append(_rows(reader, rows, prompt[rows], n_chars, context, config))
+    for reader in readers:
+        rows = range(row, row + reader.n_streams)
+        writings.append(_rows(reader, rows, prompt[rows], n_chars, context, ahead, config))
         row = rows.stop
     steps = writings[0] if len(writings) == 1 else _side_by_side(writings)
     yield from map(torch.from_numpy, steps)
 
 
 def _side_by_side(writings: list[Iterator[np.ndarray]]) -> Iterator[np.ndarray]:
-    """The steps of all writings joined, each written some steps ahead of the others.
+    """The steps of all writings joined, each written AHEAD steps before the next one's turn.
 
-    So its caches are warm for more than one step, and threads seldom wait for each other.
+    So a reader's caches are warm for more than one step, and threads seldom wait for each other.
     """
     with ThreadPoolExecutor(min(torch.get_num_threads(), len(writings))) as pool:
         while True:
@@ -111,64 +112,78 @@ def _rows(
     prompt: np.ndarray,
     n_chars: int,
     context: int,
+    ahead: int,
     config: SamplingConfig,
 ) -> Iterator[np.ndarray]:
-    """What one reader's rows go on with: ids ``(n_streams,)``, n_chars times."""
+    """What one reader's rows go on with: ids ``(n_streams,)``, n_chars times, up to ``ahead`` of
+    them computed at once."""
     streams = [_stream(config.seed, row) for row in rows]
-    text = _Window(prompt[:, -context:], context)
-    unread, room = text.last(context), context
-    for step in range(n_chars):
+    text = _Window(prompt, context)
+    unread, room, made = text.last(context), context, 0
+    while made < n_chars:
         if room == 0:
             reader.restart()
             unread, room = text.last(max(1, context // 2)), context
-        logits = reader.read(unread).astype(np.float64)  # (n_streams, vocab_size)
-        room -= unread.shape[1]
-        _check_finite(logits, step, reader.where)
-        probabilities = distribution(
-            logits,
-            text.last(context),
-            temperature=config.temperature,
-            top_k=config.top_k,
-            top_p=config.top_p,
-            min_p=config.min_p,
-            repetition_penalty=config.repetition_penalty,
-        )
-        if step % AHEAD == 0:
-            uniforms = np.stack([stream.random(AHEAD) for stream in streams], axis=1)
-        ids = draw(probabilities, uniforms[step % AHEAD])
-        unread = ids[:, None]
-        text.append(unread)
-        yield ids
+        steps = 1
+        if isinstance(reader, NativeReader) and not config.filters:
+            steps = min(ahead, n_chars - made, room - unread.shape[1] + 1)
+            uniforms = np.array([stream.random(steps) for stream in streams])
+            new = reader.write(unread, uniforms, config.temperature)
+        else:
+            uniforms = np.array([stream.random() for stream in streams])
+            new = _one_step(reader.read(unread), text.last(context), uniforms, config)
+        if len(new) < steps:
+            raise NonFiniteError(
+                f"the logits of character {made + len(new) + 1} are not finite ({reader.where}); "
+                "the weights or the device are at fault: try --device cpu, or another checkpoint"
+            )
+        room -= unread.shape[1] + steps - 1
+        made += steps
+        text.append(new)
+        unread = text.last(1)
+        yield from new
+
+
+def _one_step(
+    logits: np.ndarray, recent: np.ndarray, uniforms: np.ndarray, config: SamplingConfig
+) -> np.ndarray:
+    """Ids ``(1, n_streams)``; none, ``(0, n_streams)``, where a logit is not finite."""
+    if not np.isfinite(logits).all():
+        return np.empty((0, len(logits)), np.int64)
+    probabilities = distribution(
+        logits.astype(np.float64),
+        recent,
+        temperature=config.temperature,
+        top_k=config.top_k,
+        top_p=config.top_p,
+        min_p=config.min_p,
+        repetition_penalty=config.repetition_penalty,
+    )
+    return draw(probabilities, uniforms)[None]
 
 
 class _Window:
     """The last characters of every row, at least ``context`` of them: ids ``(B, ...)``."""
 
     def __init__(self, start: np.ndarray, context: int) -> None:
+        start = start[:, -context:]
         self.context, self.end = context, start.shape[1]
-        self.ids = np.empty((len(start), 4 * context), np.int64)
+        self.ids = np.empty((len(start), 4 * context + AHEAD), np.int64)
         self.ids[:, : self.end] = start
 
     def last(self, n: int) -> np.ndarray:
         return self.ids[:, max(0, self.end - n) : self.end]
 
     def append(self, new: np.ndarray) -> None:
-        if self.end == self.ids.shape[1]:
+        """Add ids ``(n, B)``, n at most AHEAD."""
+        if self.end + AHEAD > self.ids.shape[1]:
             self.ids[:, : self.context] = self.last(self.context)
             self.end = self.context
-        self.ids[:, self.end : self.end + 1] = new
-        self.end += 1
+        stop = self.end + len(new)
+        self.ids[:, self.end : stop] = new.T
+        self.end = stop
 
 
 def _stream(seed: int, row: int) -> np.random.Generator:
     """The uniform numbers of a row: counter-based, and no two (seed, row) share a key."""
     return np.random.Generator(np.random.Philox(key=streams.key(seed, "sample", row)))
-
-
-def _check_finite(logits: np.ndarray, step: int, where: str) -> None:
-    # A sum is finite where all are, but for overflow, and costs less than to ask them one by one.
-    if not math.isfinite(logits.sum()) and not np.isfinite(logits).all():
-        raise NonFiniteError(
-            f"the logits of character {step + 1} are not finite ({where}); "
-            "the weights or the device are at fault: try --device cpu, or another checkpoint"
-        )

@@ -17,7 +17,7 @@ from gpt.sampling.tape import Operation, Tape, Unknown
 
 MOST_ROWS = 48
 """Rows that go through the model together, a multiple of what the kernels take at once."""
-MOST_STREAMS = 12
+MOST_STREAMS = 6
 """Streams of one reader: so few that their keys and values stay in a processor's caches."""
 CACHED_BYTES = 8 * 2**20
 """Matrices that take more in float32 leave a processor's caches, and are read faster halved."""
@@ -26,6 +26,8 @@ MOST_BYTES = 2**31
 TOLERANCES = {torch.float64: 1e-10, torch.float32: 1e-3, torch.bfloat16: 5e-2}
 """How far logits may be from the model's own, as a fraction of the largest. bfloat16 rounds each
 weight by up to 2^-9, which is no error; what these catch is another mathematics."""
+
+MISFIT = "an id outside the vocabulary, or more characters than the context holds"
 
 
 class _Tape(ctypes.Structure):
@@ -38,6 +40,7 @@ class _Tape(ctypes.Structure):
         ("workspace", ctypes.c_void_p),
         ("logits", ctypes.c_void_p),
         ("logits_stride", ctypes.c_int64),
+        ("weights", ctypes.c_void_p),
     ]
 
 
@@ -50,9 +53,13 @@ class NativeReader:
 
     def __init__(self, kernels: ctypes.CDLL, tape: Tape, first: int, n_streams: int) -> None:
         self.tape, self.first, self.n_streams, self.length = tape, first, n_streams, 0
-        self._kernel = kernels.forward
-        self._kernel.restype = ctypes.c_int64
-        self._kernel.argtypes = [ctypes.c_void_p, ctypes.c_void_p, *[ctypes.c_int64] * 4]
+        self._forward, self._write_on = kernels.forward, kernels.write_on
+        pointer, number = ctypes.c_void_p, ctypes.c_int64
+        self._forward.argtypes = (pointer, pointer, *[number] * 4)
+        self._write_on.argtypes = (
+            pointer, pointer, *[number] * 5, ctypes.c_double, pointer, pointer
+        )  # fmt: skip
+        self._forward.restype = self._write_on.restype = ctypes.c_int64
         dtype = str(tape.dtype).removeprefix("torch.")
         self.where = f"device cpu, {dtype}"
         # A stride that is no power of 2: the rows of a tile lie in different sets of the cache.
@@ -60,12 +67,13 @@ class NativeReader:
         room = tape.context + tape.lanes + stride  # for the scores of a row, and what they mix
         self._workspace = np.zeros(3 * MOST_ROWS * stride + room, dtype)
         self._logits = np.zeros((n_streams, tape.vocab_size + -tape.vocab_size % tape.panel), dtype)
+        self._weights = np.zeros(tape.vocab_size)
         self._shown = self._logits[:, : tape.vocab_size]
         self._operations = (Operation * len(tape.operations))(*tape.operations)
         self._tape = _Tape(
             len(tape.operations), ctypes.addressof(self._operations), tape.vocab_size,
             tape.context, MOST_ROWS, stride, self._workspace.ctypes.data,
-            self._logits.ctypes.data, self._logits.shape[1],
+            self._logits.ctypes.data, self._logits.shape[1], self._weights.ctypes.data,
         )  # fmt: skip
         self._address = ctypes.addressof(self._tape)
 
@@ -78,10 +86,29 @@ class NativeReader:
         count, T = ids.shape
         assert count <= self.n_streams, f"{count} streams, not {self.n_streams}"
         ids = np.ascontiguousarray(ids, np.int64)
-        if self._kernel(self._address, ids.ctypes.data, self.first, count, T, self.length):
-            raise IndexError("an id outside the vocabulary, or more than the context holds")
+        if self._forward(self._address, ids.ctypes.data, self.first, count, T, self.length):
+            raise IndexError(MISFIT)
         self.length += T
         return self._shown[:count]
+
+    def write(self, ids: np.ndarray, uniforms: np.ndarray, temperature: float) -> np.ndarray:
+        """Read ids ``(n_streams, T)`` and draw what follows, ``steps`` times: ids ``(steps,
+        n_streams)``, from uniforms ``(n_streams, steps)``, as the filters do when they are off.
+
+        Fewer steps where logits are not finite. Raises IndexError as ``read`` does.
+        """
+        (count, T), steps = ids.shape, uniforms.shape[1]
+        assert len(uniforms) == count == self.n_streams, f"{count} streams, not {self.n_streams}"
+        ids = np.ascontiguousarray(ids, np.int64)
+        new = np.empty((steps, count), np.int64)
+        done = self._write_on(
+            self._address, ids.ctypes.data, self.first, count, T, self.length,
+            steps, temperature, uniforms.ctypes.data, new.ctypes.data,
+        )  # fmt: skip
+        if done < 0:
+            raise IndexError(MISFIT)
+        self.length += T + done - 1
+        return new[:done]
 
 
 def native_readers(model: GPT, n_streams: int, dtype: Dtype = "auto") -> list[NativeReader]:

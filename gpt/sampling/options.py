@@ -51,6 +51,11 @@ class SamplingConfig:
                 "try 1.1, or 1 to turn it off"
             )
 
+    @property
+    def filters(self) -> bool:
+        """Whether anything but the temperature changes the distribution."""
+        return bool(self.top_k or self.top_p < 1 or self.min_p or self.repetition_penalty != 1)
+
 
 @dataclass(frozen=True, kw_only=True)
 class OutputConfig:

@@ -16,6 +16,7 @@ from torch.autograd.function import once_differentiable
 from gpt.model.attention import MultiHeadAttention, Rotate
 from gpt.model.feedforward import FeedForward, gelu_tanh, relu2
 from gpt.model.gpt import GPT
+from gpt.model.norms import NORMS, Kernel
 from gpt.native.library import library
 
 LONGEST = 1024
@@ -37,6 +38,8 @@ def install(model: GPT) -> None:
             module.kernel = attention_kernel(native, module)
         elif isinstance(module, FeedForward) and module.activation in _ACTIVATIONS:
             module.activation = activation_kernel(native, _ACTIVATIONS[module.activation])
+    for norm in (m for m in model.modules() if isinstance(m, tuple(NORMS.values()))):
+        norm.kernel = norm_kernel(native, norm.eps, model.blocks[0].needs_final_norm)
 
 
 class _Shape(ctypes.Structure):
@@ -128,6 +131,62 @@ class _Activation(torch.autograd.Function):
         g, g_x = g.contiguous(), torch.empty_like(x)
         ctx.kernel(_at(x), _at(g), _at(g_x), ctypes.c_long(x.numel()), _is_half(x))
         return g_x, None, None
+
+
+def norm_kernel(native: ctypes.CDLL, eps: float, feeds_products: bool) -> Kernel:
+    """LayerNorm, or without beta RMSNorm, of float32.
+
+    Where the result goes into matrix products only (``feeds_products``: Pre-LN), it is of the
+    dtype in which autocast computes those, which would round it next.
+    """
+
+    def kernel(x: Tensor, gamma: Tensor, beta: Tensor | None) -> Tensor:
+        half = feeds_products and torch.is_autocast_enabled("cpu")
+        dtype = torch.get_autocast_dtype("cpu") if half else torch.float32
+        return _Norm.apply(x, gamma, beta, native, eps, dtype)
+
+    return kernel
+
+
+class _Norm(torch.autograd.Function):
+    PARTS = 16
+    """Sums over rows in so many parts, whatever the number of threads."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        gamma: Tensor,
+        beta: Tensor | None,
+        native: ctypes.CDLL,
+        eps: float,
+        dtype: torch.dtype,
+    ) -> Tensor:
+        x = x.contiguous()
+        assert x.dtype == gamma.dtype == torch.float32, f"no kernel for {x.dtype}"
+        y = torch.empty_like(x, dtype=dtype)
+        d = x.shape[-1]
+        ctx.native, ctx.eps, ctx.centred = native, eps, beta is not None
+        ctx.save_for_backward(x, gamma)
+        native.norm_forward(
+            _at(x), _at(gamma), None if beta is None else _at(beta), _at(y),
+            ctypes.c_long(x.numel() // d), ctypes.c_long(d), ctypes.c_float(eps), _is_half(y),
+        )  # fmt: skip
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        x, gamma = ctx.saved_tensors
+        g, g_x, d = g.contiguous(), torch.empty_like(x), x.shape[-1]
+        g_gamma = x.new_zeros(_Norm.PARTS, d)
+        g_beta = x.new_zeros(_Norm.PARTS, d) if ctx.centred else None
+        ctx.native.norm_backward(
+            _at(x), _at(gamma), _at(g), _at(g_x), _at(g_gamma),
+            None if g_beta is None else _at(g_beta), ctypes.c_long(_Norm.PARTS),
+            ctypes.c_long(x.numel() // d), ctypes.c_long(d), ctypes.c_float(ctx.eps), _is_half(g),
+        )  # fmt: skip
+        return g_x, g_gamma.sum(0), None if g_beta is None else g_beta.sum(0), None, None, None
 
 
 def _seed() -> int:

@@ -5,7 +5,7 @@
 
 Peers run from where the user has them, in the Python that runs this; one that is absent is skipped
 with its reason in the table. A section that runs again replaces itself and its rows of the table at
-the top, and nothing else. Everything takes about an hour on two cores; nothing else should run.
+the top, which is printed last. Everything takes about an hour on two cores that do nothing else.
 """
 
 import argparse
@@ -155,6 +155,8 @@ def main() -> int:
         print("\n".join([f"\n## {module.TITLE}\n", *section.lines, "", source, ""]), flush=True)
         before = out.read_text(encoding="utf-8") if out.exists() else ""
         out.write_text(replaced(before, module.TITLE, section, source), encoding="utf-8")
+    if out.exists():
+        print(out.read_text(encoding="utf-8").partition("\n## ")[0])
     if failed:
         print(f"failed: {', '.join(failed)}", file=sys.stderr)
     return 1 if failed else 0

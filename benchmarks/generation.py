@@ -2,14 +2,12 @@
 
 Every text fills a context of 256 from one character, so nobody's window has to move, at
 temperature 1 without filters. Each contestant is a process of its own that writes a few characters
-first (which compiles what is to be compiled) and is then timed. llama2.c counts after its first
-character, and so does the table of goals for ours; others, and "whole calls", count it all. One row
-of ours goes on for several windows.
+first (which compiles what is to be compiled) and is then timed: whole calls of all; llama2.c counts
+from its first character on. One row of ours goes on for several windows.
 """
 
 import re
 import tempfile
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -56,8 +54,8 @@ def speed(write: Callable[[int], object], streams: int, n_chars: int, seconds: f
     return streams * n_chars / repeated(lambda: write(n_chars), seconds)
 
 
-def ours(shape: dict[str, int], streams: int, n_chars: int, seconds: float) -> dict[str, float]:
-    """Of ``generate``, set up as sample.py does: of whole calls, and after the first character."""
+def ours(shape: dict[str, int], streams: int, n_chars: int, seconds: float) -> float:
+    """Of ``generate``, set up as sample.py does."""
     import torch
 
     from gpt.config import ComputeConfig, RunConfig
@@ -68,18 +66,12 @@ def ours(shape: dict[str, int], streams: int, n_chars: int, seconds: float) -> d
     machine = set_up(ComputeConfig())
     model = GPT(RunConfig().with_changes(shape).model, peers.VOCAB_SIZE).to(machine.device)
     prompt = torch.zeros(streams, 1, dtype=torch.long)
-    tails = []
 
     def write(n: int) -> None:
-        characters = generate(model, prompt, n)
-        next(characters)
-        start = time.perf_counter()
-        for _ in characters:
+        for _ in generate(model, prompt, n):
             pass
-        tails.append(time.perf_counter() - start)
 
-    whole = speed(write, streams, n_chars, seconds)
-    return {"whole": whole, "after": streams * (n_chars - 1) / median(tails[1:])}
+    return speed(write, streams, n_chars, seconds)
 
 
 def nanogpt(
@@ -134,17 +126,15 @@ def measure(options: Options) -> Section:
         for case, (shape, streams, wanted) in CASES.items():
             contestants = _contestants(options, shape, streams, n_chars, Path(work))
             found, absent = interleaved(contestants, options.rounds)
-            found["ours, whole calls"] = [run["whole"] for run in found["ours"]]
-            found["ours"] = [run["after"] for run in found["ours"]]
             rates = {name: median(values) for name, values in found.items()}
             theirs = rates.get("nanoGPT")
-            for name in [*contestants, "ours, whole calls"]:
+            for name in contestants:
                 ratio = f"{rates['ours'] / rates[name]:.2f}" if name in rates else ""
                 rate = f"{rates[name]:,.0f}" if name in rates else absent[name]
                 rows.append([case, name, rate, ratio])
             reached[work_of(case)] = Row(
                 f"{theirs:,.0f}" if theirs else absent["nanoGPT"],
-                f"{rates['ours']:,.0f} (whole calls: {rates['ours, whole calls']:,.0f})",
+                f"{rates['ours']:,.0f}",
                 verdict(rates["ours"] >= wanted),
             )
     lines = table(["case", "", "characters/s in all", "ours / this"], rows)
@@ -173,5 +163,5 @@ def _contestants(options: Options, shape: peers.Shape, streams: int, n_chars: in
     if streams == 1 and not options.quick:
         contestants[f"ours, {LONG:,} characters"] = lambda _: in_new_process(
             ours, *of, LONG, options.seconds
-        )["after"]
+        )
     return contestants

@@ -257,7 +257,9 @@ def test_a_preset_gets_a_row(text):
     ended = run_all(text, "--only", "presets", "--presets", "tiny", "--seeds", "2", "--out", out)
     assert ended.returncode == 0, ended.stderr
     report = out.read_text(encoding="utf-8")
-    assert ended.stdout.strip() in report
+    section, top = ended.stdout.strip().split(f"{driver.HEADING}\n")
+    assert section.strip() in report
+    assert top.strip() in report
     config = RunConfig().with_changes(read_toml([ROOT / "configs" / "tiny.toml"]))
     sizes = f"{sum(parameter_count(config.model, 28).values()):,} | {config.training.steps}"
     number = r"(\d[\d.]*) \((\d[\d.]*) to (\d[\d.]*)\)"

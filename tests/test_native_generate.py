@@ -82,18 +82,15 @@ def test_float32_is_close_to_the_model_in_float32(changes):
 
 @pytest.mark.parametrize("changes", VARIANTS, ids=variant_name)
 def test_bfloat16_is_the_model_whose_matrices_were_rounded(changes):
-    changes = {"tie_embeddings": False} | changes
-    model = spread(small_model(**changes)).float()
+    # Tied, the embedding would be rounded here, but not where the kernels look characters up.
+    model = spread(small_model(**changes | {"tie_embeddings": False})).float()
     reader = native_reader(model, 4, "bfloat16")
     ids = tokens(4, CONTEXT)
     exact = logits_of(model, ids)
     with torch.no_grad():
-        head = model.token_embedding if model.head is None else model.head
-        for module in [*model.blocks.modules(), head]:
+        for module in model.modules():
             if isinstance(module, torch.nn.Linear):
                 module.weight.copy_(module.weight.bfloat16())
-    if model.head is None:
-        return  # the embedding is not rounded where it is looked up
     rounded = logits_of(model, ids)
     found = reader.read(ids)
     assert np.abs(found - rounded).max() < 1e-4 * np.abs(rounded).max()
@@ -149,7 +146,7 @@ def test_logits_that_are_not_finite_are_refused_by_name(n_streams, settings):
     assert native_readers(model, 1)
     prompt = np.full((n_streams, 2), 3)
     prompt[-1, 1] = bad
-    with pytest.raises(NonFiniteError, match=r"character 1 .*device cpu, float64.*--device cpu"):
+    with pytest.raises(NonFiniteError, match=r"character \d+ .*device cpu, float64.*--device cpu"):
         texts(model, prompt, 5, **settings)
 
 

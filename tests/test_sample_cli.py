@@ -97,6 +97,24 @@ def test_the_prompt_comes_first_and_then_exactly_n_chars(sample, alphabet):
     assert "best.pt: step 3, validation loss 0.1250" in err
 
 
+@pytest.mark.parametrize("flags", [["--no_native"], ["--dtype", "bfloat16"], ["--top_k", "1"]])
+def test_however_it_is_computed_the_text_is_the_same(sample, alphabet, flags):
+    assert sample(alphabet, "--prompt", "ab", "--n_chars", "20", *flags)[:2] == (
+        0, "abcd\nabcd\nabcd\nabcd\nab"
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("missing", ["compiler", "cache"])
+def test_without_a_compiler_or_a_cache_the_text_is_the_same(start, alphabet, tmp_path, missing):
+    (tmp_path / "file").write_text("no folder")
+    env = {"PATH": ""} if missing == "compiler" else {"XDG_CACHE_HOME": str(tmp_path / "file")}
+    process = start(alphabet, "--prompt", "ab", "--n_chars", "7", env=env)
+    out, err = process.communicate()
+    assert (process.returncode, out) == (0, b"abcd\nabcd")
+    assert err.decode().count("\n") == 1, err.decode()
+
+
 def test_without_a_prompt_the_text_starts_after_a_line_end_that_is_not_shown(sample, alphabet):
     assert sample(alphabet, "--n_chars", "3")[1] == "abc"
     assert sample(alphabet, "--n_chars", "3", "--prompt", "")[1] == "abc"

@@ -13,7 +13,7 @@ RUNTIME = {"numpy", "torch", "tqdm", "tensorboard", "tyro", "filelock"}
 NETWORK = {"socket", "ssl", "urllib", "http", "ftplib", "smtplib", "requests", "httpx", "aiohttp"}
 
 LEAVES = {
-    f"gpt.model.{name}" for name in ("norms", "positions", "attention", "feedforward", "fused")
+    f"gpt.model.{name}" for name in ("norms", "positions", "attention", "feedforward")
 }
 SETTINGS = {"gpt.errors", "gpt.checks", "gpt.config", "gpt.config_files"}
 BELOW = SETTINGS | {"gpt.streams", "gpt.model", "gpt.text"}
@@ -28,9 +28,6 @@ RULES = {
     "gpt.config_files": {"gpt.errors", "gpt.config", "gpt.text.opening"},
     "gpt.text": {"gpt.errors", "gpt.text"},
     "gpt.model": {"gpt.errors", "gpt.streams"},  # leaves take numbers, not the config
-    "gpt.model.norms": {"gpt.model.fused"},
-    "gpt.model.positions": {"gpt.model.fused"},
-    "gpt.model.feedforward": {"gpt.model.fused"},
     "gpt.model.attention": {"gpt.model.norms"},
     "gpt.model.block": {"gpt.errors", "gpt.config", *LEAVES},
     "gpt.model.gpt": {"gpt.errors", "gpt.config", "gpt.model"},

@@ -118,7 +118,7 @@ class MultiHeadAttention(nn.Module):
     def heads(
         self, joined: Tensor, rotate: Rotate | None, cache: KVCache | None, dropout: float
     ) -> Tensor:
-        """Split, attend and join: ``(B, T, (n_heads + 2 n_kv_heads) d_k)`` to ``(B, T, d_model)``."""
+        """Split, attend and join: to ``(B, T, d_model)``."""
         start = cache.length if cache else 0
         q, k, v = self.split(joined, rotate, start)
         if cache:

@@ -5,8 +5,6 @@ from collections.abc import Callable
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gpt.model.fused import ReluSquared, has_backward
-
 
 def gelu_tanh(x: Tensor) -> Tensor:
     """``0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))``: GPT-2's GELU, within 4.8e-4 of erf's."""
@@ -15,7 +13,7 @@ def gelu_tanh(x: Tensor) -> Tensor:
 
 def relu2(x: Tensor) -> Tensor:
     """``max(0, x)^2``. Source: So et al. 2021, arXiv 2109.08668."""
-    return ReluSquared.apply(x) if has_backward() else F.relu(x).square()
+    return F.relu(x).square()
 
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {

@@ -5,8 +5,6 @@ from collections.abc import Callable
 import torch.nn.functional as F
 from torch import Tensor, float64, nn, ones, zeros
 
-from gpt.model.fused import RMSNormalise, has_backward
-
 Kernel = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 """The same from x, gamma and beta, where the machine has one."""
 
@@ -50,8 +48,6 @@ class RMSNorm(nn.Module):
 
 def rms_normalise(x: Tensor, eps: float) -> Tensor:
     """``x / sqrt(mean(x^2) + eps)`` over the last axis, in float32 or better."""
-    if has_backward():
-        return RMSNormalise.apply(x, eps)
     return F.rms_norm(x if x.dtype == float64 else x.float(), x.shape[-1:], eps=eps)
 
 

@@ -11,8 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gpt.model.fused import Turn, has_backward
-
 
 class LearnedPositions(nn.Module):
     """``x + weight[start : start + T]``, one learned vector a position (GPT-1, GPT-2).
@@ -75,8 +73,6 @@ class RotaryPositions(FixedTable):
 
     def forward(self, heads: Tensor, start: int = 0) -> Tensor:
         cos, sin = self.table[:, start : start + heads.shape[2]].to(heads.dtype)
-        if has_backward():
-            return Turn.apply(heads, cos, sin)
         first, second = heads.chunk(2, dim=-1)  # 2 x (B, n_heads, T, d_k/2)
         return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
 

@@ -108,12 +108,6 @@ INLINE void tile(const int rows, const int halved, const REAL *x, int64_t x_stri
   }
   for (int64_t i = 0; i < n_in; i++) {
     vec w[VECTORS];
-    if (rows == 1) {
-      const int64_t line = i * PANEL * (halved ? 2 : sizeof(REAL));
-      UNROLL
-      for (int v = 0; v < (halved ? VECTORS / 2 : VECTORS); v++)
-        __builtin_prefetch((const char *)weights + line + 1024 + v * BYTES, 0, 2);
-    }
     if (halved) { /* 32 bits hold output j (low) and output j + PANEL / 2 (high) */
       const pairs *both = (const pairs *)((const uint32_t *)weights + i * (PANEL / 2));
       UNROLL

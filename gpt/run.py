@@ -183,7 +183,10 @@ class Keeper:
     def _sample(self, step: int) -> None:
         training, tokenizer = self.run.config.training, self.run.corpus.tokenizer
         start = torch.from_numpy(prepare("", tokenizer, skip_unknown=False).ids.astype("int64"))
-        ids = generate(self.run.model, start[None], training.sample_chars, seed=training.seed)
+        native = self.run.config.machine.native
+        ids = generate(
+            self.run.model, start[None], training.sample_chars, seed=training.seed, native=native
+        )
         text = tokenizer.decode([int(one) for one in ids])
         self.progress.say("\n" + "\n".join("    " + line for line in text.split("\n")) + "\n")
         self.metrics.sample(text, step)

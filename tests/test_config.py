@@ -73,6 +73,7 @@ UNUSUAL = {
     "dtype": "bfloat16",
     "compile": True,
     "threads": 3,
+    "native": False,
 }
 
 

@@ -12,9 +12,7 @@ SCRIPTS = {"train", "sample", "compare", "benchmarks"}
 RUNTIME = {"numpy", "torch", "tqdm", "tensorboard", "tyro", "filelock"}
 NETWORK = {"socket", "ssl", "urllib", "http", "ftplib", "smtplib", "requests", "httpx", "aiohttp"}
 
-LEAVES = {
-    f"gpt.model.{name}" for name in ("norms", "positions", "attention", "feedforward")
-}
+LEAVES = {f"gpt.model.{name}" for name in ("norms", "positions", "attention", "feedforward")}
 SETTINGS = {"gpt.errors", "gpt.checks", "gpt.config", "gpt.config_files"}
 BELOW = SETTINGS | {"gpt.streams", "gpt.model", "gpt.text"}
 

@@ -17,10 +17,9 @@ from gpt.sampling.tape import pack
 CONTEXT = SIZES["context_length"]
 LONG = 2 * native.MOST_ROWS + 5  # more rows than go through the model together
 
-needs_compiler = pytest.mark.skipif(
-    library("generate", "REAL=double") is None, reason="no C compiler"
-)
-pytestmark = needs_compiler
+EXACT = 1e-12  # of logits between 1 and 10
+
+pytestmark = pytest.mark.skipif(library("generate", "REAL=double") is None, reason="no C compiler")
 
 GRID = [
     *VARIANTS,
@@ -67,7 +66,7 @@ def test_every_position_gets_the_logits_of_the_model(changes):
         for n in range(first, context + 1):
             if n > first:
                 found = reader.read(ids[:, n - 1 : n])
-            assert np.abs(found - logits_of(model, ids[:, :n])).max() < 1e-10
+            assert np.abs(found - logits_of(model, ids[:, :n])).max() < EXACT
 
 
 @pytest.mark.parametrize("changes", VARIANTS, ids=variant_name)
@@ -103,7 +102,7 @@ def test_any_number_of_streams_and_of_characters_read_at_once(n_rows):
     for B, T in ((n_rows, 1), (2, n_rows)):
         ids = tokens(B, T)
         found = native_reader(model, B).read(ids)
-        assert np.abs(found - logits_of(model, ids)).max() < 1e-10
+        assert np.abs(found - logits_of(model, ids)).max() < EXACT
 
 
 @pytest.mark.parametrize("n_streams", [1, 7, 4 * native.MOST_STREAMS + 1])
@@ -121,16 +120,16 @@ def test_readers_share_the_streams(n_streams, n_threads, monkeypatch):
             found = reader.read(part[:, n : n + 1])
         parts.append(found)
     assert row == n_streams
-    assert np.abs(np.concatenate(parts) - logits_of(model, ids)).max() < 1e-10
+    assert np.abs(np.concatenate(parts) - logits_of(model, ids)).max() < EXACT
 
 
 @pytest.mark.parametrize("n_threads", [1, 2])
 @pytest.mark.parametrize("settings", [{}, {"temperature": 0.0}, {"top_k": 3}], ids=str)
 def test_many_rows_write_the_text_that_torch_writes(settings, n_threads, monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: n_threads)
-    model = spread(small_model())
+    model = spread(small_model(context_length=AHEAD + 9))
     prompt = tokens(3 * native.MOST_STREAMS + 1, 3)
-    n_chars = 2 * AHEAD + 3
+    n_chars = 3 * AHEAD + 5
     written = texts(model, prompt, n_chars, **settings)
     assert written == texts(model, prompt, n_chars, native=False, **settings)
 
@@ -181,6 +180,16 @@ def test_weights_that_changed_between_two_texts_are_used():
     after = texts(model, prompt, 20)
     assert after == texts(model, prompt, 20, native=False)
     assert after != before
+
+
+def test_a_text_goes_on_with_the_weights_that_it_began_with():
+    model = spread(small_model())
+    prompt = tokens(2, 3)
+    whole = texts(model, prompt, 20)
+    writing = generate(model, torch.from_numpy(prompt), 20)
+    written = [next(writing)]
+    spread(model, seed=1)
+    assert torch.stack([*written, *writing], dim=1).tolist() == whole
 
 
 def test_the_kernels_are_used_where_they_are_wanted():

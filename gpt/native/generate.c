@@ -98,8 +98,9 @@ INLINE vec exponential(vec x) {
 }
 
 /* y (+)= x W^T + b for `rows` rows and one panel. Every row is summed in the same order. */
-INLINE void tile(const int rows, const int halved, const REAL *x, int64_t x_stride, const void *weights,
-                 int64_t n_in, const REAL *bias, int64_t add, REAL *y, int64_t y_stride) {
+INLINE void tile(const int rows, const int halved, const REAL *x, int64_t x_stride,
+                 const void *weights, int64_t n_in, const REAL *bias, int64_t add, REAL *y,
+                 int64_t y_stride) {
   vec sum[ROWS][VECTORS];
   UNROLL
   for (int r = 0; r < rows; r++) {
@@ -136,9 +137,9 @@ INLINE void tile(const int rows, const int halved, const REAL *x, int64_t x_stri
   }
 }
 
-INLINE void product(const int halved, int64_t n, const REAL *x, int64_t x_stride, const void *weights,
-                    int64_t n_in, int64_t n_out, const REAL *bias, int64_t add, REAL *y,
-                    int64_t y_stride) {
+INLINE void product(const int halved, int64_t n, const REAL *x, int64_t x_stride,
+                    const void *weights, int64_t n_in, int64_t n_out, const REAL *bias,
+                    int64_t add, REAL *y, int64_t y_stride) {
   const int64_t size = n_in * PANEL * (halved ? 2 : sizeof(REAL));
   for (int64_t first = 0; first < n_out; first += PANEL) {
     const char *w = (const char *)weights + first / PANEL * size;
@@ -206,17 +207,16 @@ static void rotate(const operation *o, int64_t position, REAL *heads) {
     }
 }
 
-/* q k^T for `count` panels of keys. */
-INLINE void score(const int count, const REAL *query, int64_t width, const REAL *keys, REAL *y) {
-  vec sum[4];
-  UNROLL
-  for (int v = 0; v < count; v++) sum[v] = (vec){0};
-  for (int64_t i = 0; i < width; i++) {
+/* q k^T for one panel of keys; four sums, as one would wait for itself. */
+static void score(const REAL *query, int64_t width, const REAL *keys, REAL *y) {
+  vec sum[4] = {{0}, {0}, {0}, {0}};
+  int64_t i = 0;
+  for (; i + 3 < width; i += 4) {
     UNROLL
-    for (int v = 0; v < count; v++) sum[v] += query[i] * load(keys + (v * width + i) * LANES);
+    for (int k = 0; k < 4; k++) sum[k] += query[i + k] * load(keys + (i + k) * LANES);
   }
-  UNROLL
-  for (int v = 0; v < count; v++) store(y + v * LANES, sum[v]);
+  for (; i < width; i++) sum[0] += query[i] * load(keys + i * LANES);
+  store(y, (sum[0] + sum[1]) + (sum[2] + sum[3]));
 }
 
 /* In place: e^((score - largest) / sqrt(width)) of n scores, filled up to whole vectors with
@@ -279,8 +279,7 @@ static void attend(const operation *o, int64_t context, int64_t stream, int64_t 
     for (int64_t q = h * shared_by; q < (h + 1) * shared_by; q++) {
       const REAL *query = queries + q * d;
       int64_t i = 0;
-      for (; i + 3 * LANES < n; i += 4 * LANES) score(4, query, d, keys + i * d, scores + i);
-      for (; i < n; i += LANES) score(1, query, d, keys + i * d, scores + i);
+      for (; i < n; i += LANES) score(query, d, keys + i * d, scores + i);
       const REAL total = weigh(scores, n, scale);
       for (i = 0; i + 4 * LANES <= padded; i += 4 * LANES)
         mix(4, scores, n, values + i, padded, total, mixed + i);
@@ -357,7 +356,8 @@ int64_t forward(const tape *t, const int64_t *tokens, int64_t first, int64_t cou
   const int64_t streams = T == 1 ? t->most_rows : 1;
   for (int64_t s = 0; s < count; s += streams)
     for (int64_t i = 0; i < T; i += t->most_rows) {
-      const int64_t left = T == 1 ? count - s : T - i, n = left < t->most_rows ? left : t->most_rows;
+      const int64_t left = T == 1 ? count - s : T - i;
+      const int64_t n = left < t->most_rows ? left : t->most_rows;
       const block rows = {tokens + s * T + i, n, first + s, start + i, T == 1, i + n >= T,
                           t->logits + s * t->logits_stride};
       through(t, &rows);
@@ -387,9 +387,9 @@ static int64_t draw(const tape *t, const REAL *logits, double temperature, doubl
   return best;
 }
 
-/* Read tokens (count, T) as `forward` does, draw an id for each stream, read those, and so on, `steps`
-   times: ids (steps, count), from uniform numbers (count, steps). Returns the steps done: fewer where
-   logits are not finite, -1 for what does not fit. */
+/* Read tokens (count, T) as `forward` does, draw an id for each stream, read those, and so on,
+   `steps` times: ids (steps, count), from uniform numbers (count, steps). Returns the steps done:
+   fewer where logits are not finite, -1 for what does not fit. */
 int64_t write_on(const tape *t, const int64_t *tokens, int64_t first, int64_t count, int64_t T,
                  int64_t start, int64_t steps, double temperature, const double *uniforms,
                  int64_t *ids) {

@@ -17,11 +17,11 @@ import tempfile
 from pathlib import Path
 
 FLAGS = (
-    "-O3 -march=native -std=gnu11 -fPIC -shared -fopenmp "
+    "-O3", "-march=native", "-std=gnu11", "-fPIC", "-shared", "-fopenmp",
     # Sums may be reordered, but NaN and infinity keep their meaning (so not -ffast-math, which
     # would also change how the whole process treats denormals when the library is loaded).
-    "-fno-math-errno -fno-trapping-math -fno-signed-zeros -fassociative-math"
-).split()
+    "-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros", "-fassociative-math",
+)  # fmt: skip
 MOST_SECONDS = 60
 
 

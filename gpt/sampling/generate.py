@@ -36,7 +36,7 @@ def generate(
     dtype: Dtype = "auto",
 ) -> Iterator[Tensor]:
     """Continue each row of ``prompt`` ``(B, T)``, T >= 1: yields ids ``(B,)`` on the CPU, n_chars
-    times, each before the next is computed (of more than a few rows, before the next 32 are).
+    times, each before the next is computed (of more than a few rows, several ahead).
 
     Of a prompt longer than the context only the last context_length characters are read. When the
     window is full, its last context_length // 2 characters are read anew and the writing goes on
@@ -97,12 +97,14 @@ def _side_by_side(writings: list[Iterator[np.ndarray]]) -> Iterator[np.ndarray]:
 
     So a reader's caches are warm for more than one step, and threads seldom wait for each other.
     """
+
+    def some(writing: Iterator[np.ndarray]) -> list[np.ndarray]:
+        return list(islice(writing, AHEAD))
+
     with ThreadPoolExecutor(min(torch.get_num_threads(), len(writings))) as pool:
-        while True:
-            parts = pool.map(lambda writing: list(islice(writing, AHEAD)), writings)
-            steps = list(zip(*parts, strict=True))
-            if not steps:
-                return
+        coming = pool.map(some, writings)
+        while steps := list(zip(*coming, strict=True)):
+            coming = pool.map(some, writings)  # while the caller takes the earlier ones
             yield from map(np.concatenate, steps)
 
 
@@ -168,7 +170,7 @@ class _Window:
     def __init__(self, start: np.ndarray, context: int) -> None:
         start = start[:, -context:]
         self.context, self.end = context, start.shape[1]
-        self.ids = np.empty((len(start), 4 * context + AHEAD), np.int64)
+        self.ids = np.empty((len(start), 2 * context + AHEAD), np.int64)
         self.ids[:, : self.end] = start
 
     def last(self, n: int) -> np.ndarray:

@@ -114,8 +114,8 @@ class NativeReader:
 def native_readers(model: GPT, n_streams: int, dtype: Dtype = "auto") -> list[NativeReader]:
     """Readers of all streams, at most MOST_STREAMS each, that have given the model's own logits.
 
-    None at all where there is no compiler, and for a model that has no tape. With several threads
-    there are as many readers, where they get some streams each.
+    None at all where there is no compiler, and for a model that has no tape. Threads get equally
+    many, if there are a few streams for each.
     """
     if type(model) is not GPT or model.device.type != "cpu":
         return []
@@ -132,9 +132,10 @@ def native_readers(model: GPT, n_streams: int, dtype: Dtype = "auto") -> list[Na
         getattr(kernels, name).restype = ctypes.c_int64
     try:
         tape = Tape(model, n_streams, panel=kernels.panel(), lanes=kernels.lanes(), halved=halved)
-    except Unknown:
+    except (Unknown, MemoryError):
         return []
-    n_readers = max(1, -(-n_streams // MOST_STREAMS), min(torch.get_num_threads(), n_streams // 4))
+    threads = min(torch.get_num_threads(), max(1, n_streams // 4))
+    n_readers = -(-n_streams // (MOST_STREAMS * threads)) * threads
     bounds = [n_streams * i // n_readers for i in range(n_readers + 1)]
     readers = [
         NativeReader(kernels, tape, first, stop - first)

@@ -165,8 +165,8 @@ def evaluate(model: GPT, ids: np.ndarray, autocast: Autocast) -> float:
     total = 0.0
     count = 0
     with evaluating(model), autocast():
-        for batch in evaluation_batches(ids, context_length, max(1, 8192 // context_length)):
-            inputs, targets = (torch.from_numpy(part).to(model.device) for part in batch)
+        for batch in evaluation_batches(ids, context_length, max(1, 4096 // context_length)):
+            inputs, targets = (_moved(part, model.device) for part in batch)
             total += loss_of(model, inputs, targets, reduction="sum").item()
             count += targets.numel()
     return total / count
@@ -176,7 +176,15 @@ def _batches(model: GPT, ids: np.ndarray, starts: np.ndarray) -> Iterator[tuple[
     """One ``(inputs, targets)`` a row of starts, ``(batch_size, context_length)`` each."""
     for row in starts:
         inputs, targets = take(ids, row, model.config.context_length)
-        yield torch.from_numpy(inputs).to(model.device), torch.from_numpy(targets).to(model.device)
+        yield _moved(inputs, model.device), _moved(targets, model.device)
+
+
+def _moved(part: np.ndarray, device: torch.device) -> Tensor:
+    """On the device; to a GPU while it computes, which takes memory that stays in place."""
+    tensor = torch.from_numpy(part)
+    if device.type == "cuda":
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)
 
 
 def _shortened(numbers: list[int], most: int = 64) -> str:

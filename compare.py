@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 from gpt.errors import UsageError
-from gpt.exits import exit_code
+from gpt.exits import end, exit_code
 
 USAGE = """usage: compare.py run [TEXT] [--arms ARM ...] [--seeds N] [--out DIR] [settings]
 train every arm with every seed and print a table; all settings: compare.py run --help"""
@@ -68,4 +68,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(exit_code(main))
+    end(exit_code(main))

@@ -2,7 +2,7 @@
 
 import sys
 
-from gpt.exits import exit_code
+from gpt.exits import end, exit_code
 
 
 def main() -> None:
@@ -22,4 +22,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(exit_code(main))
+    end(exit_code(main))

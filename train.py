@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from gpt.exits import exit_code
+from gpt.exits import end, exit_code
 
 HERE = Path(__file__).parent
 
@@ -58,4 +58,4 @@ def farewell(result, config, folder: Path) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(exit_code(main))
+    end(exit_code(main))

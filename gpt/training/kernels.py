@@ -14,9 +14,10 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from gpt.model.attention import MultiHeadAttention, Rotate
+from gpt.model.block import BLOCKS
 from gpt.model.feedforward import FeedForward, gelu_tanh, relu2
 from gpt.model.gpt import GPT
-from gpt.model.norms import NORMS, Kernel
+from gpt.model.norms import Kernel, LayerNorm, RMSNorm
 from gpt.native.library import library
 
 LONGEST = 1024
@@ -38,8 +39,9 @@ def install(model: GPT) -> None:
             module.kernel = attention_kernel(native, module)
         elif isinstance(module, FeedForward) and module.activation in _ACTIVATIONS:
             module.activation = activation_kernel(native, _ACTIVATIONS[module.activation])
-    for norm in (m for m in model.modules() if isinstance(m, tuple(NORMS.values()))):
-        norm.kernel = norm_kernel(native, norm.eps, model.blocks[0].needs_final_norm)
+    feeds_products = BLOCKS[model.config.norm_position].needs_final_norm
+    for norm in (m for m in model.modules() if isinstance(m, LayerNorm | RMSNorm)):
+        norm.kernel = norm_kernel(native, norm.eps, feeds_products)
 
 
 class _Shape(ctypes.Structure):

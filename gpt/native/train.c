@@ -100,6 +100,7 @@ static void product(int rows, int N, int K, const float *a, long a_m, long a_k, 
                     long b_k, float *c, long c_m, int add) {
     int n = N / WIDTH;
     for (; n >= TILE; n -= TILE, b += TILE * WIDTH, c += TILE * WIDTH) ROW_CASES(TILE)
+    for (; n >= 2; n -= 2, b += 2 * WIDTH, c += 2 * WIDTH) ROW_CASES(2)
     for (; n > 0; n--, b += WIDTH, c += WIDTH) ROW_CASES(1)
 }
 
@@ -184,16 +185,33 @@ static void transpose(float *to, const float *from, long T, long width) {  // (T
         for (long t = T; t < across; t++) to[i * across + t] = 0;
 }
 
+// A loop over whole vectors: no rest has to be computed one by one.
+#define WHOLE(n) \
+    if ((n) % WIDTH) __builtin_unreachable()
+
 // In place: row i of scores to probabilities of the keys 0 .. i, zeros up to n.
-static void softmax(float *p, long i, long n) {
-    float most = p[0], sum = 0;
+static void softmax(float *p, int i, int n) {
+    float most = -INFINITY, sum = 0;
+    WHOLE(n);
 #pragma omp simd reduction(max : most)
-    for (long j = 1; j <= i; j++) most = p[j] > most ? p[j] : most;
-    for (long j = 0; j <= i; j++) p[j] = exp_(p[j] - most);
-    for (long j = 0; j <= i; j++) sum += p[j];
+    for (int j = 0; j < n; j++) {
+        p[j] = j <= i ? p[j] : -INFINITY;
+        most = p[j] > most ? p[j] : most;
+    }
+    for (int j = 0; j < n; j++) {
+        p[j] = j <= i ? exp_(p[j] - most) : 0;
+        sum += p[j];
+    }
     float factor = 1.0f / sum;
-    for (long j = 0; j <= i; j++) p[j] *= factor;
-    for (long j = i + 1; j < n; j++) p[j] = 0;
+    for (int j = 0; j < n; j++) p[j] *= factor;
+}
+
+// In place: the gradient of probabilities p to that of their scores.
+static void softmax_backward(float *g, const float *p, int n) {
+    float along = 0;
+    WHOLE(n);
+    for (int j = 0; j < n; j++) along += p[j] * g[j];
+    for (int j = 0; j < n; j++) g[j] = p[j] * (g[j] - along);
 }
 
 ALWAYS uint32_t hash(uint32_t x) {  // every bit of x moves half the bits of the result
@@ -279,12 +297,11 @@ int attention_backward(const void *joined, const void *g_out, void *g_joined, co
                     product(rows, n, s->d_k, q + i * width, width, 1, kT, across, pi, across, 0);
                     product(rows, n, s->d_k, g_o + i * width, width, 1, vT, across, gi, across, 0);
                     for (long r = 0; r < rows; r++) {
-                        float *pr = pi + r * across, *gr = gi + r * across, along = 0;
+                        float *pr = pi + r * across, *gr = gi + r * across;
                         long row = (b * s->n_heads + head) * T + i + r;
                         softmax(pr, i + r, n);
                         if (s->dropout) drop(gr, s, row, n);
-                        for (long j = 0; j < n; j++) along += pr[j] * gr[j];
-                        for (long j = 0; j < n; j++) gr[j] = pr[j] * (gr[j] - along);
+                        softmax_backward(gr, pr, n);
                         if (s->dropout) drop(pr, s, row, n);
                     }
                     product(rows, width, i + rows, gi, across, 1, k, width, g_q + i * width, width, 0);

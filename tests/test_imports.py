@@ -26,7 +26,10 @@ RULES = {
     "gpt.config_files": {"gpt.errors", "gpt.config", "gpt.text.opening"},
     "gpt.text": {"gpt.errors", "gpt.text"},
     "gpt.model": {"gpt.errors", "gpt.streams"},  # leaves take numbers, not the config
-    "gpt.model.attention": {"gpt.model.norms"},
+    "gpt.model.kernels": set(),
+    "gpt.model.norms": {"gpt.model.kernels"},
+    "gpt.model.feedforward": {"gpt.model.kernels"},
+    "gpt.model.attention": {"gpt.model.kernels", "gpt.model.norms"},
     "gpt.model.block": {"gpt.errors", "gpt.config", *LEAVES},
     "gpt.model.gpt": {"gpt.errors", "gpt.config", "gpt.model"},
     "gpt.model.count": {"gpt.config", "gpt.model.block"},

@@ -115,6 +115,23 @@ def test_the_gradient_drops_what_the_value_dropped(native):
     assert slope == pytest.approx((gradient * direction).sum().item(), rel=2e-3)
 
 
+def test_dropout_drops_as_asked_and_its_gradient_the_same(native):
+    drop = kernels.dropout_kernel(native)
+    x = torch.ones(3, 7, 1001, requires_grad=True)
+    torch.manual_seed(4)
+    y = drop(x, 0.3, True)
+    assert y.unique().tolist() == pytest.approx([0, 1 / 0.7])
+    assert (y == 0).float().mean() == pytest.approx(0.3, abs=0.02)
+    assert (y[0] == 0).float().mean(0).std() < 0.25  # rows drop apart from each other
+    y.backward(torch.ones_like(y))
+    assert torch.equal(x.grad, y.detach())
+    torch.manual_seed(4)
+    assert torch.equal(drop(x, 0.3, True), y)
+    assert not torch.equal(drop(x, 0.3, True), y)
+    assert drop(x, 0.3, False) is x
+    assert drop(x, 0.0, True) is x
+
+
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_what_is_not_finite_is_not_hidden(native, bad):
     module, _ = attention(SHAPES[1], False, False)

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from gpt.model.kernels import AttentionKernel, Dropout
 from gpt.model.norms import rms_normalise
 
 Rotate = Callable[[Tensor, int], Tensor]
@@ -100,8 +101,9 @@ class MultiHeadAttention(nn.Module):
         self.W_K = nn.Linear(d_model, n_kv_heads * self.d_k, bias=bias)
         self.W_V = nn.Linear(d_model, n_kv_heads * self.d_k, bias=bias)
         self.W_O = nn.Linear(d_model, d_model, bias=bias)
+        self.drop: Dropout = F.dropout
         self.attend = causal_attention  # or explicit_attention: the two agree
-        self.kernel: Callable[[Tensor, Rotate | None, float], Tensor] | None = None
+        self.kernel: AttentionKernel | None = None
         """The same from the joined projections to the joined heads, where the machine has one."""
 
     def forward(
@@ -113,7 +115,7 @@ class MultiHeadAttention(nn.Module):
             heads = self.kernel(joined, rotate, dropout)  # -> (B, T, d_model)
         else:
             heads = self.heads(joined, rotate, cache, dropout)
-        return F.dropout(self.W_O(heads), dropout)
+        return self.drop(self.W_O(heads), self.dropout, self.training)
 
     def heads(
         self, joined: Tensor, rotate: Rotate | None, cache: KVCache | None, dropout: float

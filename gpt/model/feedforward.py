@@ -5,6 +5,8 @@ from collections.abc import Callable
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from gpt.model.kernels import Dropout
+
 
 def gelu_tanh(x: Tensor) -> Tensor:
     """``0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))``: GPT-2's GELU, within 4.8e-4 of erf's."""
@@ -39,10 +41,11 @@ class FeedForward(nn.Module):
         self.W_out = nn.Linear(d_ff, d_model, bias=bias)
         self.activation = ACTIVATIONS[activation]
         self.dropout = dropout
+        self.drop: Dropout = F.dropout
 
     def forward(self, x: Tensor) -> Tensor:
         hidden = self.activation(self.W_in(x))  # (B, T, d_model) -> (B, T, d_ff)
-        return F.dropout(self.W_out(hidden), self.dropout, self.training)
+        return self.drop(self.W_out(hidden), self.dropout, self.training)
 
 
 class SwiGLU(nn.Module):
@@ -58,7 +61,8 @@ class SwiGLU(nn.Module):
         self.W_in = nn.Linear(d_model, d_ff, bias=False)
         self.W_out = nn.Linear(d_ff, d_model, bias=False)
         self.dropout = dropout
+        self.drop: Dropout = F.dropout
 
     def forward(self, x: Tensor) -> Tensor:
         hidden = F.silu(self.W_gate(x)) * self.W_in(x)  # (B, T, d_model) -> (B, T, d_ff)
-        return F.dropout(self.W_out(hidden), self.dropout, self.training)
+        return self.drop(self.W_out(hidden), self.dropout, self.training)

@@ -12,6 +12,7 @@ from gpt.errors import UsageError
 from gpt.model.attention import KVCache
 from gpt.model.block import BLOCKS
 from gpt.model.init import initialise
+from gpt.model.kernels import Dropout
 from gpt.model.norms import NORMS
 from gpt.model.positions import LearnedPositions, RotaryPositions, SinusoidalPositions
 
@@ -27,6 +28,7 @@ class GPT(nn.Module):
         super().__init__()
         self.config = config = config.resolved()
         self.vocab_size = vocab_size
+        self.drop: Dropout = F.dropout
         self.token_embedding = nn.Embedding(vocab_size, config.d_model)
         self.positions: nn.Module
         if config.positions == "learned":
@@ -55,7 +57,7 @@ class GPT(nn.Module):
         rotate = self.positions if self.config.positions == "rotary" else None
         if rotate is None:
             x = self.positions(x, start)
-        x = F.dropout(x, self.config.dropout, self.training)
+        x = self.drop(x, self.config.dropout, self.training)
         for i, block in enumerate(self.blocks):
             x = block(x, rotate, cache[i] if cache else None)
         x = self.final_norm(x)

@@ -1,12 +1,9 @@
 """Normalisation of each position's features, alone: nothing crosses positions or the batch."""
 
-from collections.abc import Callable
-
 import torch.nn.functional as F
 from torch import Tensor, float64, nn, ones, zeros
 
-Kernel = Callable[[Tensor, Tensor, Tensor | None], Tensor]
-"""The same from x, gamma and beta, where the machine has one."""
+from gpt.model.kernels import NormKernel
 
 
 class LayerNorm(nn.Module):
@@ -20,7 +17,7 @@ class LayerNorm(nn.Module):
         self.gamma = nn.Parameter(ones(d_model))
         self.beta = nn.Parameter(zeros(d_model))
         self.eps = eps
-        self.kernel: Kernel | None = None
+        self.kernel: NormKernel | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         if self.kernel:
@@ -38,7 +35,7 @@ class RMSNorm(nn.Module):
         super().__init__()
         self.gamma = nn.Parameter(ones(d_model))
         self.eps = eps
-        self.kernel: Kernel | None = None
+        self.kernel: NormKernel | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         if self.kernel:

@@ -220,11 +220,16 @@ ALWAYS uint32_t hash(uint32_t x) {  // every bit of x moves half the bits of the
     return x ^ (x >> 16);
 }
 
-// Dropout of n weights of query `row`, the same whenever it is asked for.
-static void drop(float *p, const Shape *s, long row, long n) {
-    uint32_t seed = hash(s->seed ^ hash(row)), least_kept = s->dropout * 4294967296.0;
-    float scale = 1 / (1 - s->dropout);
-    for (long j = 0; j < n; j++) p[j] = hash(seed + (uint32_t)j) >= least_kept ? p[j] * scale : 0;
+// Dropout of n numbers, the same whenever it is asked for with this seed.
+static void drop(float *x, long n, float dropout, uint32_t seed) {
+    uint32_t least_kept = dropout * 4294967296.0;
+    float scale = 1 / (1 - dropout);
+    for (long j = 0; j < n; j++) x[j] = hash(seed + (uint32_t)j) >= least_kept ? x[j] * scale : 0;
+}
+
+// Of the weights of one query.
+static void drop_weights(float *p, long n, const Shape *s, long query) {
+    if (s->dropout) drop(p, n, s->dropout, hash(s->seed ^ hash(query)));
 }
 
 // joined (B, T, n_heads + 2 n_kv_heads, d_k) -> out (B, T, n_heads, d_k). Returns 0, or 1 where
@@ -252,7 +257,7 @@ int attention_forward(const void *joined, void *out, const Shape *s) {
                     product(rows, n, s->d_k, q + i * width, width, 1, kT, across, p, across, 0);
                     for (long r = 0; r < rows; r++) {
                         softmax(p + r * across, i + r, n);
-                        if (s->dropout) drop(p + r * across, s, (b * s->n_heads + head) * T + i + r, n);
+                        drop_weights(p + r * across, n, s, (b * s->n_heads + head) * T + i + r);
                     }
                     product(rows, width, i + rows, p, across, 1, v, width, o, width, 0);
                     for (long r = 0; r < rows; r++)
@@ -298,11 +303,11 @@ int attention_backward(const void *joined, const void *g_out, void *g_joined, co
                     product(rows, n, s->d_k, g_o + i * width, width, 1, vT, across, gi, across, 0);
                     for (long r = 0; r < rows; r++) {
                         float *pr = pi + r * across, *gr = gi + r * across;
-                        long row = (b * s->n_heads + head) * T + i + r;
+                        long query = (b * s->n_heads + head) * T + i + r;
                         softmax(pr, i + r, n);
-                        if (s->dropout) drop(gr, s, row, n);
+                        drop_weights(gr, n, s, query);
                         softmax_backward(gr, pr, n);
-                        if (s->dropout) drop(pr, s, row, n);
+                        drop_weights(pr, n, s, query);
                     }
                     product(rows, width, i + rows, gi, across, 1, k, width, g_q + i * width, width, 0);
                 }
@@ -374,6 +379,18 @@ void gelu_tanh_forward(const void *x, void *y, long n, int half) {
 }
 void gelu_tanh_backward(const void *x, const void *g, void *g_x, long n, int half) {
     each(gelu_tanh, x, g, g_x, n, half);
+}
+
+// y = x with dropout; also the gradient of x from that of y.
+void dropout(const void *x, void *y, long n, float dropout, uint32_t seed, int half) {
+#pragma omp parallel for schedule(static)
+    for (long start = 0; start < n; start += BLOCK) {
+        long count = least(BLOCK, n - start);
+        float a[BLOCK];
+        load(a, x, start, count, half);
+        drop(a, count, dropout, hash(seed ^ hash(start)));
+        store(y, start, a, count, half);
+    }
 }
 
 // ---------------------------------------------------------------- norms

@@ -13,11 +13,12 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from gpt.model.attention import MultiHeadAttention, Rotate
+from gpt.model.attention import MultiHeadAttention
 from gpt.model.block import BLOCKS
-from gpt.model.feedforward import FeedForward, gelu_tanh, relu2
+from gpt.model.feedforward import FeedForward, SwiGLU, gelu_tanh, relu2
 from gpt.model.gpt import GPT
-from gpt.model.norms import Kernel, LayerNorm, RMSNorm
+from gpt.model.kernels import AttentionKernel, Dropout, NormKernel
+from gpt.model.norms import LayerNorm, RMSNorm
 from gpt.native.library import library
 
 LONGEST = 1024
@@ -34,14 +35,17 @@ def install(model: GPT) -> None:
     native = library("train")
     if native is None:
         return
+    drop = dropout_kernel(native)
+    feeds_products = BLOCKS[model.config.norm_position].needs_final_norm
     for module in model.modules():
+        if isinstance(module, GPT | MultiHeadAttention | FeedForward | SwiGLU):
+            module.drop = drop
         if isinstance(module, MultiHeadAttention) and model.config.context_length <= LONGEST:
             module.kernel = attention_kernel(native, module)
         elif isinstance(module, FeedForward) and module.activation in _ACTIVATIONS:
             module.activation = activation_kernel(native, _ACTIVATIONS[module.activation])
-    feeds_products = BLOCKS[model.config.norm_position].needs_final_norm
-    for norm in (m for m in model.modules() if isinstance(m, LayerNorm | RMSNorm)):
-        norm.kernel = norm_kernel(native, norm.eps, feeds_products)
+        elif isinstance(module, LayerNorm | RMSNorm):
+            module.kernel = norm_kernel(native, module.eps, feeds_products)
 
 
 class _Shape(ctypes.Structure):
@@ -56,9 +60,7 @@ class _Shape(ctypes.Structure):
     )
 
 
-def attention_kernel(
-    native: ctypes.CDLL, module: MultiHeadAttention
-) -> Callable[[Tensor, Rotate | None, float], Tensor]:
+def attention_kernel(native: ctypes.CDLL, module: MultiHeadAttention) -> AttentionKernel:
     """From the joined projections to the joined heads; see ``MultiHeadAttention.kernel``."""
 
     def kernel(joined: Tensor, rotate: Any, dropout: float) -> Tensor:
@@ -135,7 +137,36 @@ class _Activation(torch.autograd.Function):
         return g_x, None, None
 
 
-def norm_kernel(native: ctypes.CDLL, eps: float, feeds_products: bool) -> Kernel:
+def dropout_kernel(native: ctypes.CDLL) -> Dropout:
+    """``F.dropout``: the numbers kept are drawn by a hash of their place and a seed."""
+
+    def kernel(x: Tensor, p: float, training: bool) -> Tensor:
+        return _Dropout.apply(x, native, p, _seed()) if training and p else x
+
+    return kernel
+
+
+class _Dropout(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, native: ctypes.CDLL, p: float, seed: int) -> Tensor:
+        ctx.native, ctx.p, ctx.seed = native, p, seed
+        return _dropped(x, native, p, seed)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None, None]:
+        return _dropped(g, ctx.native, ctx.p, ctx.seed), None, None, None
+
+
+def _dropped(x: Tensor, native: ctypes.CDLL, p: float, seed: int) -> Tensor:
+    x = x.contiguous()
+    y = torch.empty_like(x)
+    n, half = ctypes.c_long(x.numel()), _is_half(x)
+    native.dropout(_at(x), _at(y), n, ctypes.c_float(p), ctypes.c_uint32(seed), half)
+    return y
+
+
+def norm_kernel(native: ctypes.CDLL, eps: float, feeds_products: bool) -> NormKernel:
     """LayerNorm, or without beta RMSNorm, of float32.
 
     Where the result goes into matrix products only (``feeds_products``: Pre-LN), it is of the

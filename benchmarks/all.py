@@ -25,6 +25,7 @@ SECTIONS = {
     "presets": "presets",
     "nanogpt": "nanogpt",
     "goals": "goals",
+    "texts": "texts",
     "steps": "steps",
     "generation": "generation",
     "start": "start",

@@ -55,7 +55,8 @@ def measure(options: Options) -> Section:
             path = ROOT / "configs" / f"{name}.toml"
             if not path.is_file():
                 return f"there is no configs/{name}.toml"
-            words: Words = [options.text, "--config", path, *options.short()]
+            default = ROOT / "configs" / "default.toml"
+            words: Words = [options.text, "--config", default, path, *options.short()]
             return lambda number: whole_run(
                 [*words, "--seed", str(1337 + number)], folder / f"{name}-{number}"
             )

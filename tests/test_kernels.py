@@ -12,6 +12,7 @@ from gpt.model.gpt import GPT
 from gpt.model.norms import NORMS
 from gpt.model.positions import RotaryPositions
 from gpt.native.library import library
+from gpt.sampling.native import native_readers
 from gpt.training import kernels
 
 # (B, T, n_heads, n_kv_heads, d_k): one position, less than a register, ragged ends, several tiles.
@@ -196,7 +197,8 @@ def test_a_model_computes_the_same_with_and_without_kernels(native, changes):
         model = GPT(small_config(**changes), VOCAB_SIZE)
         if with_kernels:
             kernels.install(model)
-            assert all(block.attention.kernel for block in model.blocks)
+            assert all(block.attention.kernel and block.norm_1.kernel for block in model.blocks)
+            assert native_readers(model, 1)  # a model that is being trained can be sampled fast
         model(random_tokens()).square().sum().backward()
         gradients.append({name: p.grad for name, p in model.named_parameters()})
     for name, plain in gradients[0].items():  # that of the keys' bias is 0 but for rounding

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gpt.model.kernels import Dropout
+from gpt.model.kernels import ActivationKernel, Dropout
 
 
 def gelu_tanh(x: Tensor) -> Tensor:
@@ -40,11 +40,13 @@ class FeedForward(nn.Module):
         self.W_in = nn.Linear(d_model, d_ff, bias=bias)
         self.W_out = nn.Linear(d_ff, d_model, bias=bias)
         self.activation = ACTIVATIONS[activation]
+        self.kernel: ActivationKernel | None = None
         self.dropout = dropout
         self.drop: Dropout = F.dropout
 
     def forward(self, x: Tensor) -> Tensor:
-        hidden = self.activation(self.W_in(x))  # (B, T, d_model) -> (B, T, d_ff)
+        bend = self.kernel or self.activation
+        hidden = bend(self.W_in(x))  # (B, T, d_model) -> (B, T, d_ff)
         return self.drop(self.W_out(hidden), self.dropout, self.training)
 
 

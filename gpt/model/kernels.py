@@ -10,6 +10,7 @@ from torch import Tensor
 
 AttentionKernel = Callable[[Tensor, Any, float], Tensor]
 """From joined projections, rotary positions or None, and dropout, to the joined heads."""
+ActivationKernel = Callable[[Tensor], Tensor]
 NormKernel = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 """Of x, gamma and beta."""
 Dropout = Callable[[Tensor, float, bool], Tensor]

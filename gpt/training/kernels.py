@@ -6,7 +6,6 @@ and tests hold the two together, value and gradient. Sums and exponentials are i
 """
 
 import ctypes
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,7 +16,7 @@ from gpt.model.attention import MultiHeadAttention
 from gpt.model.block import BLOCKS
 from gpt.model.feedforward import FeedForward, SwiGLU, gelu_tanh, relu2
 from gpt.model.gpt import GPT
-from gpt.model.kernels import AttentionKernel, Dropout, NormKernel
+from gpt.model.kernels import ActivationKernel, AttentionKernel, Dropout, NormKernel
 from gpt.model.norms import LayerNorm, RMSNorm
 from gpt.native.library import library
 
@@ -43,7 +42,7 @@ def install(model: GPT) -> None:
         if isinstance(module, MultiHeadAttention) and model.config.context_length <= LONGEST:
             module.kernel = attention_kernel(native, module)
         elif isinstance(module, FeedForward) and module.activation in _ACTIVATIONS:
-            module.activation = activation_kernel(native, _ACTIVATIONS[module.activation])
+            module.kernel = activation_kernel(native, _ACTIVATIONS[module.activation])
         elif isinstance(module, LayerNorm | RMSNorm):
             module.kernel = norm_kernel(native, module.eps, feeds_products)
 
@@ -111,7 +110,7 @@ class _Attention(torch.autograd.Function):
 _ACTIVATIONS = {relu2: "relu2", gelu_tanh: "gelu_tanh"}
 
 
-def activation_kernel(native: ctypes.CDLL, name: str) -> Callable[[Tensor], Tensor]:
+def activation_kernel(native: ctypes.CDLL, name: str) -> ActivationKernel:
     """The activation of this name in one pass, and its gradient in another."""
     forward = getattr(native, f"{name}_forward")
     backward = getattr(native, f"{name}_backward")

@@ -114,6 +114,12 @@ typedef struct {
     uint32_t seed;  // of the dropped weights
 } Shape;
 
+// Where d_k numbers begin in (B, T, heads, d_k).
+static long place(const Shape *s, long b, long t, long head, long heads) {
+    return ((b * s->T + t) * heads + head) * s->d_k;
+}
+
+static long all_heads(const Shape *s) { return s->n_heads + 2 * s->n_kv_heads; }
 static long padded(long n) { return (n + WIDTH - 1) / WIDTH * WIDTH; }
 static long least(long a, long b) { return a < b ? a : b; }
 
@@ -139,7 +145,7 @@ static void turn(float *x, const Shape *s, long t, float direction) {
 static void gather(float *to, const void *from, long b, long head, long heads, const Shape *s) {
     long width = padded(s->d_k);
     for (long t = 0; t < s->T; t++) {
-        load(to + t * width, from, ((b * s->T + t) * heads + head) * s->d_k, s->d_k, s->half);
+        load(to + t * width, from, place(s, b, t, head, heads), s->d_k, s->half);
         memset(to + t * width + s->d_k, 0, (width - s->d_k) * sizeof(float));
     }
 }
@@ -147,8 +153,8 @@ static void gather(float *to, const void *from, long b, long head, long heads, c
 // gather, then norm and rotation: what queries and keys go through.
 static void gather_turned(float *to, const void *from, long b, long head, const Shape *s,
                           float scale) {
-    long width = padded(s->d_k), heads = s->n_heads + 2 * s->n_kv_heads;
-    gather(to, from, b, head, heads, s);
+    long width = padded(s->d_k);
+    gather(to, from, b, head, all_heads(s), s);
     for (long t = 0; t < s->T; t++) {
         float *row = to + t * width;
         float factor = scale * (s->qk_norm ? inverse_rms(row, s->d_k, s->eps) : 1.0f);
@@ -160,10 +166,10 @@ static void gather_turned(float *to, const void *from, long b, long head, const 
 // The way back: the gradient of a turned head to the gradient of the projection.
 static void scatter_turned(void *to, const void *from, float *gradient, long b, long head,
                            const Shape *s, float scale, float *x) {
-    long width = padded(s->d_k), heads = s->n_heads + 2 * s->n_kv_heads;
+    long width = padded(s->d_k);
     for (long t = 0; t < s->T; t++) {
         float *g = gradient + t * width;
-        long start = ((b * s->T + t) * heads + head) * s->d_k;
+        long start = place(s, b, t, head, all_heads(s));
         for (long i = 0; i < s->d_k; i++) g[i] *= scale;
         if (s->cos) turn(g, s, t, -1.0f);
         if (s->qk_norm) {
@@ -177,7 +183,8 @@ static void scatter_turned(void *to, const void *from, float *gradient, long b, 
     }
 }
 
-static void transpose(float *to, const float *from, long T, long width) {  // (T, width) -> (width, T)
+// (T, width) to (width, padded T), zeros behind.
+static void transpose(float *to, const float *from, long T, long width) {
     long across = padded(T);
     for (long t = 0; t < T; t++)
         for (long i = 0; i < width; i++) to[i * across + t] = from[t * width + i];
@@ -232,6 +239,8 @@ static void drop_weights(float *p, long n, const Shape *s, long query) {
     if (s->dropout) drop(p, n, s->dropout, hash(s->seed ^ hash(query)));
 }
 
+static float *numbers(long n) { return aligned_alloc(64, (n * sizeof(float) / 64 + 1) * 64); }
+
 // joined (B, T, n_heads + 2 n_kv_heads, d_k) -> out (B, T, n_heads, d_k). Returns 0, or 1 where
 // memory is short.
 int attention_forward(const void *joined, void *out, const Shape *s) {
@@ -239,7 +248,7 @@ int attention_forward(const void *joined, void *out, const Shape *s) {
     int failed = 0;
 #pragma omp parallel
     {
-        float *q = aligned_alloc(64, ((3 * T + ROWS) * width + (width + ROWS) * across + 64) * 4 / 64 * 64 + 64);
+        float *q = numbers((3 * T + ROWS) * width + (width + ROWS) * across);
         float *k = q + T * width, *v = k + T * width, *o = v + T * width;
         float *kT = o + ROWS * width, *p = kT + width * across;
         if (!q) failed = 1;
@@ -248,7 +257,7 @@ int attention_forward(const void *joined, void *out, const Shape *s) {
             if (!q) continue;
             long b = pair / s->n_kv_heads, group = pair % s->n_kv_heads;
             gather_turned(k, joined, b, s->n_heads + group, s, 1.0f);
-            gather(v, joined, b, s->n_heads + s->n_kv_heads + group, s->n_heads + 2 * s->n_kv_heads, s);
+            gather(v, joined, b, s->n_heads + s->n_kv_heads + group, all_heads(s), s);
             transpose(kT, k, T, width);
             for (long head = group * shared; head < (group + 1) * shared; head++) {
                 gather_turned(q, joined, b, head, s, 1.0f / sqrtf(s->d_k));
@@ -260,8 +269,10 @@ int attention_forward(const void *joined, void *out, const Shape *s) {
                         drop_weights(p + r * across, n, s, (b * s->n_heads + head) * T + i + r);
                     }
                     product(rows, width, i + rows, p, across, 1, v, width, o, width, 0);
-                    for (long r = 0; r < rows; r++)
-                        store(out, ((b * T + i + r) * s->n_heads + head) * s->d_k, o + r * width, s->d_k, s->half);
+                    for (long r = 0; r < rows; r++) {
+                        long start = place(s, b, i + r, head, s->n_heads);
+                        store(out, start, o + r * width, s->d_k, s->half);
+                    }
                 }
             }
         }
@@ -277,19 +288,19 @@ int attention_backward(const void *joined, const void *g_out, void *g_joined, co
     int failed = 0;
 #pragma omp parallel
     {
-        long matrix = T * width;
-        float *q = aligned_alloc(64, (7 * matrix + 2 * width * across + 2 * T * across + width) * 4 / 64 * 64 + 64);
-        float *k = q + matrix, *v = k + matrix, *g_q = v + matrix, *g_k = g_q + matrix;
-        float *g_v = g_k + matrix, *g_o = g_v + matrix, *kT = g_o + matrix, *vT = kT + width * across;
-        float *p = vT + width * across, *g_p = p + T * across, *x = g_p + T * across;
+        long matrix = T * width, turned = width * across, weights = T * across;
+        float *q = numbers(7 * matrix + 2 * turned + 2 * weights + width);
+        float *k = q + matrix, *v = k + matrix, *kT = v + matrix, *vT = kT + turned;
+        float *g_q = vT + turned, *g_k = g_q + matrix, *g_v = g_k + matrix, *g_o = g_v + matrix;
+        float *p = g_o + matrix, *g_p = p + weights, *x = g_p + weights;
         if (!q) failed = 1;
 #pragma omp for schedule(static)
         for (long pair = 0; pair < s->B * s->n_kv_heads; pair++) {
             if (!q) continue;
             long b = pair / s->n_kv_heads, group = pair % s->n_kv_heads;
-            long heads = s->n_heads + 2 * s->n_kv_heads;
+            long v_head = s->n_heads + s->n_kv_heads + group;
             gather_turned(k, joined, b, s->n_heads + group, s, 1.0f);
-            gather(v, joined, b, s->n_heads + s->n_kv_heads + group, heads, s);
+            gather(v, joined, b, v_head, all_heads(s), s);
             transpose(kT, k, T, width);
             transpose(vT, v, T, width);
             memset(g_k, 0, 2 * matrix * sizeof(float));
@@ -309,18 +320,22 @@ int attention_backward(const void *joined, const void *g_out, void *g_joined, co
                         softmax_backward(gr, pr, n);
                         drop_weights(pr, n, s, query);
                     }
-                    product(rows, width, i + rows, gi, across, 1, k, width, g_q + i * width, width, 0);
+                    float *g_qi = g_q + i * width;
+                    product(rows, width, i + rows, gi, across, 1, k, width, g_qi, width, 0);
                 }
                 for (long j = 0; j < T; j += ROWS) {  // keys j .. are seen by the queries j ..
-                    long rows = least(ROWS, T - j), start = j * across + j;
-                    product(rows, width, T - j, p + start, 1, across, g_o + j * width, width, g_v + j * width, width, 1);
-                    product(rows, width, T - j, g_p + start, 1, across, q + j * width, width, g_k + j * width, width, 1);
+                    long rows = least(ROWS, T - j), here = j * across + j, row = j * width;
+                    product(rows, width, T - j, p + here, 1, across, g_o + row, width, g_v + row,
+                            width, 1);
+                    product(rows, width, T - j, g_p + here, 1, across, q + row, width, g_k + row,
+                            width, 1);
                 }
                 scatter_turned(g_joined, joined, g_q, b, head, s, scale, x);
             }
             scatter_turned(g_joined, joined, g_k, b, s->n_heads + group, s, 1.0f, x);
             for (long t = 0; t < T; t++)
-                store(g_joined, ((b * T + t) * heads + s->n_heads + s->n_kv_heads + group) * s->d_k, g_v + t * width, s->d_k, s->half);
+                store(g_joined, place(s, b, t, v_head, all_heads(s)), g_v + t * width, s->d_k,
+                      s->half);
         }
         free(q);
     }
@@ -411,19 +426,19 @@ void norm_forward(const float *x, const float *gamma, const float *beta, void *y
                   float eps, int half) {
 #pragma omp parallel
     {
-        float *row = malloc(d * sizeof(float));
+        float row[d];
 #pragma omp for schedule(static)
         for (long r = 0; r < rows; r++) {
             const float *one = x + r * d;
             float mean, factor;
             moments(one, d, beta != 0, eps, &mean, &factor);
             if (beta)
-                for (long i = 0; i < d; i++) row[i] = gamma[i] * ((one[i] - mean) * factor) + beta[i];
+                for (long i = 0; i < d; i++)
+                    row[i] = gamma[i] * ((one[i] - mean) * factor) + beta[i];
             else
                 for (long i = 0; i < d; i++) row[i] = gamma[i] * (one[i] * factor);
             store(y, r * d, row, d, half);
         }
-        free(row);
     }
 }
 
@@ -432,7 +447,7 @@ void norm_backward(const float *x, const float *gamma, const void *g, float *g_x
                    float *g_beta, long parts, long rows, long d, float eps, int half) {
 #pragma omp parallel
     {
-        float *row = malloc(2 * d * sizeof(float)), *normal = row + d;
+        float row[d], normal[d];
 #pragma omp for schedule(static)
         for (long part = 0; part < parts; part++) {
             float *sum_gamma = g_gamma + part * d, *sum_beta = g_beta ? g_beta + part * d : 0;
@@ -453,9 +468,9 @@ void norm_backward(const float *x, const float *gamma, const void *g, float *g_x
                     for (long i = 0; i < d; i++) flat += row[i];
                 along /= d;
                 flat /= d;
-                for (long i = 0; i < d; i++) g_x[r * d + i] = factor * (row[i] - flat - normal[i] * along);
+                for (long i = 0; i < d; i++)
+                    g_x[r * d + i] = factor * (row[i] - flat - normal[i] * along);
             }
         }
-        free(row);
     }
 }

@@ -95,6 +95,31 @@ def test_without_a_compiler_that_works_there_is_none(cache, tmp_path, monkeypatc
 
 
 @needs_compiler
+@pytest.mark.parametrize("unknown", ["-fopenmp", "-march=native"])
+def test_what_a_compiler_does_not_know_is_left_out(cache, tmp_path, monkeypatch, unknown):
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    script = folder / "cc"
+    script.write_text(
+        f'#!/bin/sh\ncase "$*" in *{unknown}*) exit 1;; esac\nPATH={os.environ["PATH"]}\n'
+        f'exec {compiler} "$@"\n'
+    )
+    script.chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder))
+    assert load("sum", "NUMBER=int").sum(2, 3) == 5
+
+
+@needs_compiler
+def test_a_relative_cache_is_ignored(cache, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", "here")
+    monkeypatch.setattr(Path, "home", lambda: tmp_path / "home")
+    assert load("sum", "NUMBER=int")
+    assert not (tmp_path / "here").exists()
+    assert (tmp_path / "home" / ".cache" / "mini-gpt").is_dir()
+
+
+@needs_compiler
 def test_a_source_that_does_not_compile_gives_none_and_leaves_nothing(cache, tmp_path, capfd):
     (tmp_path / "sum.c").write_text("no C\n")
     assert load("sum", "NUMBER=int") is None

@@ -22,6 +22,8 @@ FLAGS = (
     # would also change how the whole process treats denormals when the library is loaded).
     "-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros", "-fassociative-math",
 )  # fmt: skip
+WITHOUT: tuple[tuple[str, ...], ...] = ((), ("-fopenmp",), ("-fopenmp", "-march=native"))
+"""What not every compiler has: left out in this order until it compiles (without threads)."""
 MOST_SECONDS = 60
 
 
@@ -42,7 +44,7 @@ def library(name: str, *definitions: str) -> ctypes.CDLL | None:
         key = _digest(source.read_bytes(), repr(flags).encode(), _machine(compiler))
         target = folder / f"{name}-{key[:32]}.so"
         if not _intact(target):
-            _compile([compiler, *flags, str(source), "-lm"], target)
+            _compile(compiler, flags, source, target)
         return ctypes.CDLL(str(target)) if _intact(target) else None
     except (OSError, subprocess.SubprocessError, ValueError, RuntimeError, AttributeError):
         return None  # the last two: no home, and a system without user ids
@@ -50,8 +52,10 @@ def library(name: str, *definitions: str) -> ctypes.CDLL | None:
 
 def _cache_folder() -> Path:
     """A folder that only this user can write to. Raises OSError where there is none."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    folder = Path(base) / "mini-gpt"
+    base = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    if not base.is_absolute():  # as the XDG specification has it
+        base = Path.home() / ".cache"
+    folder = base / "mini-gpt"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = folder.stat()
     if found.st_uid != os.getuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
@@ -73,17 +77,21 @@ def _machine(compiler: str) -> bytes:
     return version + repr([platform.machine(), processor]).encode()
 
 
-def _compile(command: list[str], target: Path) -> None:
+def _compile(compiler: str, flags: list[str], source: Path, target: Path) -> None:
     """Put library and digest in place, each at once. Raises OSError and SubprocessError."""
     with tempfile.TemporaryDirectory(dir=target.parent) as work:
         made = Path(work) / target.name
-        subprocess.run(
-            [*command, "-o", str(made)],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=MOST_SECONDS,
-            check=True,
-        )
+        for missing in WITHOUT:
+            few = [flag for flag in flags if flag not in missing]
+            ended = subprocess.run(
+                [compiler, *few, str(source), "-lm", "-o", str(made)],
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=MOST_SECONDS,
+            )
+            if ended.returncode == 0:
+                break
+        ended.check_returncode()
         digest = Path(work) / "digest"
         digest.write_text(_digest(made.read_bytes()), encoding="ascii")
         made.replace(target)

@@ -123,7 +123,7 @@ def parsed(words: list[str] | None = None) -> tuple[Options, list[str], Path]:
     text, corpus = given.text, given.corpus
     try:
         text = text or Path(default_text())
-        corpus = corpus or Path(default_text() if "presets" in given.only else text)
+        corpus = corpus or Path(default_text() if {"presets", "texts"} & {*given.only} else text)
     except UsageError as error:
         parser.error(str(error))
     options = Options(

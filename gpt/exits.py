@@ -3,6 +3,7 @@
 Imported before anything that takes time, so that Ctrl-C is answered from the start.
 """
 
+import contextlib
 import errno
 import io
 import os
@@ -23,15 +24,15 @@ LONGEST_MESSAGE = 3000
 
 def exit_code(main: Callable[[], int | None]) -> int:
     """Call a command; turn what a user can cause into one message and an exit code."""
-    if _others_run():
-        # Idle OpenMP threads spin for milliseconds. Alone on a machine that makes steps a tenth
-        # faster; beside others that do the same, several times slower. Read by torch's import.
-        os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     _open_streams()
     hear_interrupts()
     if hasattr(signal, "SIGUSR1"):  # it asks a run to save, and must not end what is none
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     try:
+        if "OMP_WAIT_POLICY" not in os.environ and _others_run():
+            # OpenMP threads that wait spin for milliseconds: a tenth faster alone, several times
+            # slower beside others that do the same. Read when torch is imported.
+            os.environ.setdefault("GOMP_SPINCOUNT", "1000")
         return main() or 0
     except UsageError as error:
         print("error:", shortened(printable(str(error)), LONGEST_MESSAGE), file=sys.stderr)
@@ -62,14 +63,15 @@ def exit_code(main: Callable[[], int | None]) -> int:
 def end(code: int) -> NoReturn:
     """End the process at once: taking torch apart would be half a second of every command.
 
-    Everything that has to be closed has been closed; the streams are emptied here.
+    Everything that has to be closed has been closed, and the streams are emptied here; but what is
+    registered for the end of Python (a profiler's report) does not come.
     """
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            stream.flush()
-        except OSError:
-            sys.exit(code)  # Python's own end says so
-    os._exit(code)
+    if "torch" in sys.modules:
+        with contextlib.suppress(OSError):  # Python's own end says so
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+    sys.exit(code)
 
 
 def hear_interrupts() -> None:
@@ -88,11 +90,11 @@ def discard(stream: TextIO) -> None:
 
 
 def _others_run(looks: int = 3) -> bool:
-    """Whether another process is at work, whenever one looks; False where nobody tells."""
+    """Whether half the cores are at work, whenever one looks; False where nobody tells."""
     for _ in range(looks):
         try:
             running = Path("/proc/loadavg").read_text(encoding="ascii").split()[3]  # "2/345"
-            if int(running.split("/")[0]) <= 1:  # this one
+            if int(running.split("/")[0]) <= max(1, (os.cpu_count() or 1) // 2):  # this one counts
                 return False
         except (OSError, ValueError, IndexError):
             return False

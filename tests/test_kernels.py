@@ -209,6 +209,6 @@ def test_a_model_computes_the_same_with_and_without_kernels(native, changes):
 def test_without_a_compiler_the_plain_forms_stay(monkeypatch):
     monkeypatch.setattr(kernels, "library", lambda name: None)
     model = GPT(small_config(), VOCAB_SIZE)
-    assert not kernels.available()
+    assert kernels.version() == ""
     kernels.install(model)
     assert model.blocks[0].attention.kernel is None

@@ -160,9 +160,9 @@ def heads_are_joined_without_moving_the_head_axis_back(model, monkeypatch):
 
 def project_by(monkeypatch, change):
     """Replaces q, k, v after the true projection by change(q, k, v)."""
-    project = MultiHeadAttention.project
+    split = MultiHeadAttention.split
     monkeypatch.setattr(
-        MultiHeadAttention, "project", lambda self, *given: change(*project(self, *given))
+        MultiHeadAttention, "split", lambda self, *given: change(*split(self, *given))
     )
 
 
@@ -431,13 +431,13 @@ def rotary_positions_pair_neighbours(model, monkeypatch):
 
 @mutant(positions="rotary")
 def rotary_positions_turn_queries_only(model, monkeypatch):
-    turned = MultiHeadAttention.project
+    turned = MultiHeadAttention.split
 
-    def wrong(self, x, rotate, start):
-        _, k, v = turned(self, x, None, start)
-        return turned(self, x, rotate, start)[0], k, v
+    def wrong(self, joined, rotate, start):
+        _, k, v = turned(self, joined, None, start)
+        return turned(self, joined, rotate, start)[0], k, v
 
-    monkeypatch.setattr(MultiHeadAttention, "project", wrong)
+    monkeypatch.setattr(MultiHeadAttention, "split", wrong)
 
 
 @mutant(positions="rotary")
@@ -600,15 +600,15 @@ def test_rotating_before_qk_norm_is_the_same_mathematics():
     expected = reference_pass(model, tokens)
 
     def rotate_first(gain):
-        def project(self, x, rotate, start):
-            q, k, v = (self._split(W(x)) for W in (self.W_Q, self.W_K, self.W_V))
+        def split(self, joined, rotate, start):
+            q, k, v = joined.unflatten(-1, (3, -1, self.d_k)).permute(2, 0, 3, 1, 4)
             q, k = (F.rms_norm(rotate(h, start), h.shape[-1:], gain, 1e-5) for h in (q, k))
             return q, k, v
 
-        return project
+        return split
 
     with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr(MultiHeadAttention, "project", rotate_first(None))
+        monkeypatch.setattr(MultiHeadAttention, "split", rotate_first(None))
         assert_parity(model, tokens, expected)
 
     gain = np.array([0.5, 1.0, 1.5, 2.0])

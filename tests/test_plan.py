@@ -16,7 +16,7 @@ from gpt.text.tokenizer import CharTokenizer
 from gpt.training import plan
 from gpt.training.optimisers import build_optimisers
 
-MACHINE = {"torch": "2.13.0", "threads": 3, "device": "cpu", "dtype": "float32"}
+MACHINE = {"torch": "2.13.0", "threads": 3, "device": "cpu", "dtype": "float32", "native": ""}
 
 
 def corpus(n_train: int = 90_000, n_val: int = 10_000) -> Corpus:

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gpt.model.kernels import AttentionKernel, Dropout
+from gpt.model.kernels import AttentionKernel, DropoutKernel
 from gpt.model.norms import rms_normalise
 
 Rotate = Callable[[Tensor, int], Tensor]
@@ -101,7 +101,7 @@ class MultiHeadAttention(nn.Module):
         self.W_K = nn.Linear(d_model, n_kv_heads * self.d_k, bias=bias)
         self.W_V = nn.Linear(d_model, n_kv_heads * self.d_k, bias=bias)
         self.W_O = nn.Linear(d_model, d_model, bias=bias)
-        self.drop: Dropout = F.dropout
+        self.drop: DropoutKernel = F.dropout
         self.attend = causal_attention  # or explicit_attention: the two agree
         self.kernel: AttentionKernel | None = None
         """The same from the joined projections to the joined heads, where the machine has one."""

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gpt.model.kernels import ActivationKernel, Dropout
+from gpt.model.kernels import ActivationKernel, DropoutKernel
 
 
 def gelu_tanh(x: Tensor) -> Tensor:
@@ -40,13 +40,13 @@ class FeedForward(nn.Module):
         self.W_in = nn.Linear(d_model, d_ff, bias=bias)
         self.W_out = nn.Linear(d_ff, d_model, bias=bias)
         self.activation = ACTIVATIONS[activation]
-        self.kernel: ActivationKernel | None = None
+        self.activation_kernel: ActivationKernel | None = None
         self.dropout = dropout
-        self.drop: Dropout = F.dropout
+        self.drop: DropoutKernel = F.dropout
 
     def forward(self, x: Tensor) -> Tensor:
-        bend = self.kernel or self.activation
-        hidden = bend(self.W_in(x))  # (B, T, d_model) -> (B, T, d_ff)
+        activation = self.activation_kernel or self.activation
+        hidden = activation(self.W_in(x))  # (B, T, d_model) -> (B, T, d_ff)
         return self.drop(self.W_out(hidden), self.dropout, self.training)
 
 
@@ -63,7 +63,7 @@ class SwiGLU(nn.Module):
         self.W_in = nn.Linear(d_model, d_ff, bias=False)
         self.W_out = nn.Linear(d_ff, d_model, bias=False)
         self.dropout = dropout
-        self.drop: Dropout = F.dropout
+        self.drop: DropoutKernel = F.dropout
 
     def forward(self, x: Tensor) -> Tensor:
         hidden = F.silu(self.W_gate(x)) * self.W_in(x)  # (B, T, d_model) -> (B, T, d_ff)

@@ -12,7 +12,7 @@ from gpt.errors import UsageError
 from gpt.model.attention import KVCache
 from gpt.model.block import BLOCKS
 from gpt.model.init import initialise
-from gpt.model.kernels import Dropout
+from gpt.model.kernels import DropoutKernel
 from gpt.model.norms import NORMS
 from gpt.model.positions import LearnedPositions, RotaryPositions, SinusoidalPositions
 
@@ -28,7 +28,7 @@ class GPT(nn.Module):
         super().__init__()
         self.config = config = config.resolved()
         self.vocab_size = vocab_size
-        self.drop: Dropout = F.dropout
+        self.drop: DropoutKernel = F.dropout
         self.token_embedding = nn.Embedding(vocab_size, config.d_model)
         self.positions: nn.Module
         if config.positions == "learned":

@@ -13,5 +13,5 @@ AttentionKernel = Callable[[Tensor, Any, float], Tensor]
 ActivationKernel = Callable[[Tensor], Tensor]
 NormKernel = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 """Of x, gamma and beta."""
-Dropout = Callable[[Tensor, float, bool], Tensor]
+DropoutKernel = Callable[[Tensor, float, bool], Tensor]
 """Of x, the part to drop, and whether the model is training."""

@@ -1,7 +1,7 @@
 /* A GPT's forward pass over rows, as an interpreter of a tape of operations.
 
    A row is one position of one stream of text. Python records the model's equations as a tape once
-   (gpt/sampling/native.py) and owns all memory: packed weights, caches of keys and values, buffers.
+   (gpt/sampling/tape.py) and owns all memory: packed weights, caches of keys and values, buffers.
    `forward` takes blocks of rows through the tape. REAL is float, or double for the proof.
 
    Packed weights: W (n_out, n_in) is cut into panels of PANEL outputs, the last one filled up with
@@ -42,7 +42,7 @@ enum { EMBED, LAYER_NORM, RMS_NORM, LINEAR, HEAD_NORM, ROTATE, ATTEND, RELU, REL
        SILU_TIMES };
 enum { STREAM, NORMED, WIDE, LOGITS, BUFFERS = LOGITS };
 
-/* What an operation reads and writes; gpt/sampling/native.py has the same fields. */
+/* What an operation reads and writes; gpt/sampling/tape.py has the same fields. */
 typedef struct {
   int64_t kind, source, target; /* source and target: buffers of rows */
   int64_t n_in, n_out;          /* widths; of heads: how many, and how many of keys */

@@ -23,7 +23,7 @@ FLAGS = (
     "-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros", "-fassociative-math",
 )  # fmt: skip
 WITHOUT: tuple[tuple[str, ...], ...] = ((), ("-fopenmp",), ("-fopenmp", "-march=native"))
-"""What not every compiler has: left out in this order until it compiles (without threads)."""
+"""Flags that a compiler may lack, left out in this order; without OpenMP kernels use one thread."""
 MOST_SECONDS = 60
 
 
@@ -31,8 +31,8 @@ MOST_SECONDS = 60
 def library(name: str, *definitions: str) -> ctypes.CDLL | None:
     """The library of ``gpt/native/<name>.c``, compiled with ``-D`` definitions; None without one.
 
-    Never raises and never prints. The file in the cache is used only if it is ours and its digest
-    is right.
+    Never raises and never prints. Only this user can change the folder of the cache, and a file in
+    it counts only if its digest is right: one that is cut or flipped is made anew.
     """
     compiler = next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
     if compiler is None:
@@ -57,8 +57,14 @@ def _cache_folder() -> Path:
         base = Path.home() / ".cache"
     folder = base / "mini-gpt"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    found = folder.stat()
-    if found.st_uid != os.getuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+    folder = folder.resolve(strict=True)  # a link could be turned elsewhere after the check
+    for place in (folder, *folder.parents):
+        found = place.lstat()
+        sticky = place != folder and found.st_mode & stat.S_ISVTX
+        if found.st_uid not in (os.getuid(), 0) or (found.st_mode & stat.S_IWOTH and not sticky):
+            raise PermissionError(f"others can change {place}")
+    found = folder.lstat()
+    if found.st_uid != os.getuid() or found.st_mode & stat.S_IWGRP:
         raise PermissionError(f"{folder} is not ours alone")
     return folder
 
@@ -82,20 +88,22 @@ def _compile(compiler: str, flags: list[str], source: Path, target: Path) -> Non
     with tempfile.TemporaryDirectory(dir=target.parent) as work:
         made = Path(work) / target.name
         for missing in WITHOUT:
-            few = [flag for flag in flags if flag not in missing]
-            ended = subprocess.run(
-                [compiler, *few, str(source), "-lm", "-o", str(made)],
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                timeout=MOST_SECONDS,
-            )
-            if ended.returncode == 0:
+            known = [flag for flag in flags if flag not in missing]
+            if _run([compiler, *known, "-x", "c", os.devnull, "-o", f"{made}.probe"]) == 0:
                 break
-        ended.check_returncode()
+        if _run([compiler, *known, str(source), "-lm", "-o", str(made)]) != 0:
+            raise OSError(f"{source} does not compile")
         digest = Path(work) / "digest"
         digest.write_text(_digest(made.read_bytes()), encoding="ascii")
         made.replace(target)
         digest.replace(target.with_suffix(".sha256"))
+
+
+def _run(command: list[str]) -> int:
+    ended = subprocess.run(
+        command, stdin=subprocess.DEVNULL, capture_output=True, timeout=MOST_SECONDS
+    )
+    return ended.returncode
 
 
 def _intact(path: Path) -> bool:

@@ -35,11 +35,24 @@ ALWAYS uint16_t to_half(float x) {  // to the nearest, ties to even; NaN stays N
     return (u.i & 0x7fffffff) > 0x7f800000 ? 0x7fc0 : rounded;
 }
 
-ALWAYS float exp_(float x) {  // 2^n e^r, |r| <= ln(2)/2: within 2 units in the last place
+// Keeps a sum as it is written: the flags allow reordering, which would undo a split constant.
+#if defined(__has_builtin)
+#if __has_builtin(__builtin_assoc_barrier)
+#define AS_WRITTEN(x) __builtin_assoc_barrier(x)
+#elif __has_builtin(__arithmetic_fence)
+#define AS_WRITTEN(x) __arithmetic_fence(x)
+#endif
+#endif
+#ifndef AS_WRITTEN
+#define AS_WRITTEN(x) (x)
+#endif
+
+ALWAYS float exp_(float x) {  // 2^n e^r, |r| <= ln(2) / 2, e^r by its series; NaN stays NaN
     x = x < -87.0f ? -87.0f : x > 88.0f ? 88.0f : x;
     float n = rintf(x * 1.44269504f);
-    float r = x - n * 0.693145752f - n * 1.42860677e-6f;
-    float p = 1.0f / 720;
+    float r = AS_WRITTEN(x - n * 0.693145752f) - n * 1.42860677e-6f;  // ln 2 in two parts
+    float p = 1.0f / 5040;
+    p = p * r + 1.0f / 720;
     p = p * r + 1.0f / 120;
     p = p * r + 1.0f / 24;
     p = p * r + 1.0f / 6;
@@ -95,7 +108,7 @@ ALWAYS void tile(int rows, int vecs, int K, const float *a, long a_m, long a_k, 
     case 1: tile(1, vecs, ARGUMENTS); break;                \
     }
 
-// At most ROWS rows, any number N of columns, a multiple of WIDTH.
+// At most ROWS rows, N columns, a multiple of WIDTH.
 static void product(int rows, int N, int K, const float *a, long a_m, long a_k, const float *b,
                     long b_k, float *c, long c_m, int add) {
     int n = N / WIDTH;
@@ -192,7 +205,7 @@ static void transpose(float *to, const float *from, long T, long width) {
         for (long t = T; t < across; t++) to[i * across + t] = 0;
 }
 
-// A loop over whole vectors: no rest has to be computed one by one.
+// Promises the compiler that n is a multiple of WIDTH, so that it writes no loop for a rest.
 #define WHOLE(n) \
     if ((n) % WIDTH) __builtin_unreachable()
 
@@ -251,7 +264,10 @@ int attention_forward(const void *joined, void *out, const Shape *s) {
         float *q = numbers((3 * T + ROWS) * width + (width + ROWS) * across);
         float *k = q + T * width, *v = k + T * width, *o = v + T * width;
         float *kT = o + ROWS * width, *p = kT + width * across;
-        if (!q) failed = 1;
+        if (!q) {
+#pragma omp atomic write
+            failed = 1;
+        }
 #pragma omp for schedule(static)
         for (long pair = 0; pair < s->B * s->n_kv_heads; pair++) {
             if (!q) continue;
@@ -293,7 +309,10 @@ int attention_backward(const void *joined, const void *g_out, void *g_joined, co
         float *k = q + matrix, *v = k + matrix, *kT = v + matrix, *vT = kT + turned;
         float *g_q = vT + turned, *g_k = g_q + matrix, *g_v = g_k + matrix, *g_o = g_v + matrix;
         float *p = g_o + matrix, *g_p = p + weights, *x = g_p + weights;
-        if (!q) failed = 1;
+        if (!q) {
+#pragma omp atomic write
+            failed = 1;
+        }
 #pragma omp for schedule(static)
         for (long pair = 0; pair < s->B * s->n_kv_heads; pair++) {
             if (!q) continue;
@@ -354,21 +373,22 @@ static void relu2(float *a, const float *g, long n) {
         for (long i = 0; i < n; i++) a[i] *= a[i] < 0 ? 0 : a[i];
 }
 
-// e^-2u, u = sqrt(2 / pi) (x + 0.044715 x^3); bounded, so that no product with it overflows.
-ALWAYS float gelu_exp(float x) {
+// e^-2u, u = sqrt(2 / pi) (x + 0.044715 x^3), with an exponent of at most `most`.
+ALWAYS float gelu_exp(float x, float most) {
     float exponent = -1.5957691216f * (x + 0.044715f * x * x * x);
-    return exp_(exponent > 50 ? 50 : exponent);
+    return exp_(exponent > most ? most : exponent);
 }
 
-// The gate (1 + tanh(u)) / 2 is 1 / (1 + e^-2u), which keeps its precision where it is small.
+// The gate (1 + tanh(u)) / 2 is 1 / (1 + e^-2u), which keeps its precision where it is small. The
+// bound of 50 keeps the products of the gradient from overflowing, in whatever order.
 static void gelu_tanh(float *a, const float *g, long n) {
     if (g)
         for (long i = 0; i < n; i++) {
-            float x = a[i], e = gelu_exp(x), gate = 1 / (1 + e);
+            float x = a[i], e = gelu_exp(x, 50), gate = 1 / (1 + e);
             a[i] = g[i] * gate * (1 + x * e * gate * 1.5957691216f * (1 + 0.134145f * x * x));
         }
     else
-        for (long i = 0; i < n; i++) a[i] /= 1 + gelu_exp(a[i]);
+        for (long i = 0; i < n; i++) a[i] /= 1 + gelu_exp(a[i], 87);
 }
 
 enum { BLOCK = 512 };

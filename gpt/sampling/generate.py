@@ -36,7 +36,7 @@ def generate(
     dtype: Dtype = "auto",
 ) -> Iterator[Tensor]:
     """Continue each row of ``prompt`` ``(B, T)``, T >= 1: yields ids ``(B,)`` on the CPU, n_chars
-    times, each before the next is computed (of more than a few rows, several ahead).
+    times: of a few rows each before the next is computed, of many rows up to AHEAD steps at once.
 
     Of a prompt longer than the context only the last context_length characters are read. When the
     window is full, its last context_length // 2 characters are read anew and the writing goes on
@@ -63,9 +63,9 @@ def generate(
         repetition_penalty=repetition_penalty,
         seed=seed,
     )
-    if prompt.ndim != 2 or prompt.shape[1] == 0:
+    if prompt.ndim != 2 or 0 in prompt.shape:
         raise UsageError(
-            f"the prompt has shape {tuple(prompt.shape)}, not (B, T) with T >= 1; "
+            f"the prompt has shape {tuple(prompt.shape)}, not (B, T) with B and T of 1 or more; "
             "start with at least one character a row"
         )
     return _write(model, prompt.cpu().long().numpy(), n_chars, config, native, dtype)

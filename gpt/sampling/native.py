@@ -132,7 +132,7 @@ def native_readers(model: GPT, n_streams: int, dtype: Dtype = "auto") -> list[Na
         getattr(kernels, name).restype = ctypes.c_int64
     try:
         tape = Tape(model, n_streams, panel=kernels.panel(), lanes=kernels.lanes(), halved=halved)
-    except (Unknown, MemoryError):
+    except (Unknown, MemoryError, RuntimeError):  # torch says RuntimeError for no memory
         return []
     threads = min(torch.get_num_threads(), max(1, n_streams // 4))
     n_readers = -(-n_streams // (MOST_STREAMS * threads)) * threads

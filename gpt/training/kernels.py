@@ -6,6 +6,7 @@ and tests hold the two together, value and gradient. Sums and exponentials are i
 """
 
 import ctypes
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,10 +14,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from gpt.model.attention import MultiHeadAttention
-from gpt.model.block import BLOCKS
 from gpt.model.feedforward import FeedForward, SwiGLU, gelu_tanh, relu2
 from gpt.model.gpt import GPT
-from gpt.model.kernels import ActivationKernel, AttentionKernel, Dropout, NormKernel
+from gpt.model.kernels import ActivationKernel, AttentionKernel, DropoutKernel, NormKernel
 from gpt.model.norms import LayerNorm, RMSNorm
 from gpt.native.library import library
 
@@ -24,25 +24,30 @@ LONGEST = 1024
 """Context length up to which a thread keeps the attention of a head in its cache."""
 
 
-def available() -> bool:
-    """Whether there are kernels for this machine; the first time they are compiled."""
-    return library("train") is not None
+def version() -> str:
+    """What decides every bit that the kernels compute: a digest of source, flags, compiler and
+    processor. Nothing where there are no kernels; the first time they are compiled."""
+    native = library("train")
+    return "" if native is None else Path(native._name).stem.removeprefix("train-")[:12]
 
 
 def install(model: GPT) -> None:
-    """Let a float32 model on the CPU compute by these kernels, if there are any."""
+    """Let a float32 model on the CPU compute by these kernels, if there are any.
+
+    It has to stay there, in float32, and cannot be pickled any more (its state dict can).
+    """
     native = library("train")
     if native is None:
         return
     drop = dropout_kernel(native)
-    feeds_products = BLOCKS[model.config.norm_position].needs_final_norm
+    feeds_products = model.config.norm_position == "pre"  # every norm, the final one too
     for module in model.modules():
         if isinstance(module, GPT | MultiHeadAttention | FeedForward | SwiGLU):
             module.drop = drop
         if isinstance(module, MultiHeadAttention) and model.config.context_length <= LONGEST:
             module.kernel = attention_kernel(native, module)
         elif isinstance(module, FeedForward) and module.activation in _ACTIVATIONS:
-            module.kernel = activation_kernel(native, _ACTIVATIONS[module.activation])
+            module.activation_kernel = activation_kernel(native, _ACTIVATIONS[module.activation])
         elif isinstance(module, LayerNorm | RMSNorm):
             module.kernel = norm_kernel(native, module.eps, feeds_products)
 
@@ -86,6 +91,8 @@ class _Attention(torch.autograd.Function):
     ) -> Tensor:
         joined = joined.contiguous()
         B, T, _ = joined.shape
+        fits = tables is None or (tables.dtype == torch.float32 and tables.shape[1] >= T)
+        assert fits, "the model was moved, or reads more than context_length"
         cos, sin = (0, 0) if tables is None else (part.data_ptr() for part in tables)
         ctx.shape = _Shape(
             B, T, module.n_heads, module.n_kv_heads, module.d_k, cos, sin,
@@ -136,7 +143,7 @@ class _Activation(torch.autograd.Function):
         return g_x, None, None
 
 
-def dropout_kernel(native: ctypes.CDLL) -> Dropout:
+def dropout_kernel(native: ctypes.CDLL) -> DropoutKernel:
     """``F.dropout``: the numbers kept are drawn by a hash of their place and a seed."""
 
     def kernel(x: Tensor, p: float, training: bool) -> Tensor:
@@ -232,6 +239,7 @@ def _is_half(x: Tensor) -> bool:
 
 
 def _at(x: Tensor) -> ctypes.c_void_p:
+    assert x.device.type == "cpu", f"no kernel for {x.device}"
     return ctypes.c_void_p(x.data_ptr())
 
 

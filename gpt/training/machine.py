@@ -18,11 +18,12 @@ from gpt.training import kernels
 
 @dataclass(frozen=True)
 class Machine:
-    """A device, the dtype of matrix products on it (parameters stay float32), our C kernels."""
+    """A device, the dtype of matrix products on it (parameters stay float32), the C kernels."""
 
     device: torch.device
     dtype: torch.dtype
-    native: bool
+    native: str
+    """The version of the C kernels, or nothing where they are not used."""
 
     def autocast(self) -> AbstractContextManager[Any]:
         """The context in which a loss is computed."""
@@ -31,12 +32,12 @@ class Machine:
         return torch.autocast(self.device.type, dtype=self.dtype)
 
     def prepared(self, model: GPT) -> GPT:
-        """The model on this machine, its attention in the dtype that is faster here."""
+        """Move the model here, and let it compute by what is fastest here."""
         if self.device.type == "cpu" and self.dtype != torch.float32:
             for attention in (m for m in model.modules() if isinstance(m, MultiHeadAttention)):
                 attention.attend = attention_in_float32
         model.to(self.device)
-        if self.native:
+        if self.native and self.device.type == "cpu":
             kernels.install(model)
         return model
 
@@ -66,13 +67,10 @@ def set_up(config: ComputeConfig) -> Machine:
     wanted = config.dtype if isinstance(config, MachineConfig) else "float32"
     if wanted == "auto":
         wanted = "bfloat16" if _has_fast_bfloat16(device) else "float32"
-    compiled = isinstance(config, MachineConfig) and config.compile
-    return Machine(
-        device,
-        {"float32": torch.float32, "bfloat16": torch.bfloat16}[wanted],
-        # A compiler cannot look into kernels: where it writes its own, they would be in its way.
-        config.native and device.type == "cpu" and not compiled and kernels.available(),
-    )
+    dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[wanted]
+    # The kernels are for training. torch.compile cannot look into them, and writes its own.
+    trains = isinstance(config, MachineConfig) and not config.compile
+    return Machine(device, dtype, kernels.version() if trains and config.native else "")
 
 
 def _has_fast_bfloat16(device: torch.device) -> bool:

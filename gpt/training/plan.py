@@ -77,7 +77,8 @@ def describe(config: RunConfig, corpus: Corpus, machine: dict[str, Any]) -> list
         ),
         *_line(
             "machine",
-            f"{machine['device']}, {machine['dtype']}, threads {machine['threads']}; "
+            f"{machine['device']}, {machine['dtype']}, threads {machine['threads']}, "
+            f"{'C kernels' if machine['native'] else 'no C kernels'}; "
             f"{_short(flops, 'FLOP')} a step, {_short(flops * training.steps, 'FLOP')} in all",
         ),
     ]

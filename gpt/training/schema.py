@@ -50,7 +50,7 @@ _ENVIRONMENT_KINDS: dict[str, tuple[type, ...]] = {
     "threads": (int,),
     "device": (str,),
     "dtype": (str,),
-    "native": (bool,),
+    "native": (str,),
 }
 _OPTIMISER_KINDS: dict[str, tuple[type, ...]] = {"state": (dict,), "param_groups": (list,)}
 
@@ -96,7 +96,7 @@ def check_state(state: dict[str, Any]) -> None:
     _check_kinds("the checkpoint", state, _KINDS)
     _check_kinds("source", state["source"], _SOURCE_KINDS)
     # Added within version 1: files without it come from before there were kernels.
-    state["environment"] = {"native": False} | state["environment"]
+    state["environment"].setdefault("native", "")
     _check_kinds("environment", state["environment"], _ENVIRONMENT_KINDS)
     if not 0 <= state["step"] < 2**63:
         raise CheckpointError(f"step = {state['step']} is not in [0, 2**63)")

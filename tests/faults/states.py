@@ -32,7 +32,13 @@ def state_of(
         "step": step,
         "best": None,
         "source": {"path": "a.txt", "bytes": 7, "sha256": "0" * 64},
-        "environment": {"torch": "2.13.0", "threads": 1, "device": "cpu", "dtype": "float32"},
+        "environment": {
+            "torch": "2.13.0",
+            "threads": 1,
+            "device": "cpu",
+            "dtype": "float32",
+            "native": "",
+        },
     } | changes
 
 

@@ -58,17 +58,19 @@ def ours(shape: dict[str, int], streams: int, n_chars: int, seconds: float) -> f
     """Of ``generate``, set up as sample.py does."""
     import torch
 
-    from gpt.config import ComputeConfig, RunConfig
+    from gpt.config import RunConfig
     from gpt.model.gpt import GPT
     from gpt.sampling.generate import generate
+    from gpt.sampling.options import OutputConfig, SampleCommand
     from gpt.training.machine import set_up
+    from gpt.writing import compute_of
 
-    machine = set_up(ComputeConfig())
+    machine = set_up(compute_of(SampleCommand(output=OutputConfig(n_samples=streams))))
     model = GPT(RunConfig().with_changes(shape).model, peers.VOCAB_SIZE).to(machine.device)
     prompt = torch.zeros(streams, 1, dtype=torch.long)
 
     def write(n: int) -> None:
-        for _ in generate(model, prompt, n):
+        for _ in generate(model, prompt, n, temperature=1.0):
             pass
 
     return speed(write, streams, n_chars, seconds)

@@ -14,7 +14,7 @@ from gpt.errors import DiskError, UsageError
 from gpt.exits import hear_interrupts
 from gpt.model.gpt import GPT
 from gpt.sampling.generate import generate
-from gpt.sampling.options import SampleCommand
+from gpt.sampling.options import FEW, SampleCommand, SampleCompute
 from gpt.sampling.prompts import Prompt, from_argument, prepare
 from gpt.sampling.stop import TextUntil
 from gpt.text.printable import printable
@@ -25,7 +25,7 @@ from gpt.training.machine import set_up
 
 def write(command: SampleCommand, run: Path, prompt: str) -> None:
     """Continue the prompt with the model of a run folder or file, or converse when asked to."""
-    machine = set_up(command.compute)
+    machine = set_up(compute_of(command))
     checkpoint = load_checkpoint(run)
     model, tokenizer = restore(checkpoint)
     model.to(machine.device)
@@ -40,6 +40,13 @@ def write(command: SampleCommand, run: Path, prompt: str) -> None:
         writer.converse()
     else:
         writer.write(writer.prepare(prompt))
+
+
+def compute_of(command: SampleCommand) -> SampleCompute:
+    """The settings of the machine, with the number of threads decided where it is one."""
+    if command.compute.threads or command.output.n_samples >= FEW:
+        return command.compute
+    return dataclasses.replace(command.compute, threads=1)
 
 
 class Output:

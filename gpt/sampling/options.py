@@ -94,9 +94,15 @@ class OutputConfig:
 class SampleCompute(ComputeConfig):
     """Where and from what it is computed."""
 
+    threads: int = 0
+    """CPU threads; 0 is one for a few samples, whose characters are little work, else all."""
     dtype: Dtype = "auto"
     """How the compiled kernels store matrices, as training in bfloat16 rounds them; arithmetic is
     in float32. auto is bfloat16 where the matrices take more than 8 MB in float32."""
+
+
+FEW = 8
+"""Samples that one thread writes as fast as several."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +117,4 @@ class SampleCommand:
     """Run folder (its best checkpoint is taken) or checkpoint file (default: the newest run)."""
     output: OutputConfig = field(default_factory=OutputConfig)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
-    compute: SampleCompute = field(
-        # One character is little work: more threads help large models only.
-        default_factory=lambda: SampleCompute(threads=1)
-    )
+    compute: SampleCompute = field(default_factory=SampleCompute)

@@ -1,3 +1,5 @@
+import platform
+
 import pytest
 import torch
 from helpers import VOCAB_SIZE, random_tokens, small_config
@@ -5,7 +7,13 @@ from helpers import VOCAB_SIZE, random_tokens, small_config
 from gpt.config import MachineConfig, ModelConfig
 from gpt.errors import UsageError
 from gpt.model.gpt import GPT
-from gpt.training.machine import attention_in_float32, compile_model, find_device, set_up
+from gpt.training.machine import (
+    attention_in_float32,
+    compile_model,
+    find_device,
+    keep_freed_memory,
+    set_up,
+)
 
 MODEL = ModelConfig(d_model=12, n_heads=3, n_layers=2, context_length=8)
 
@@ -44,6 +52,19 @@ def test_an_absent_device_is_refused_with_those_present(monkeypatch):
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
     with pytest.raises(UsageError, match=r"device = cuda is not available here; choose cpu"):
         find_device("cuda")
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="this C library is not glibc")
+def test_memory_that_is_freed_is_kept_for_the_next_step():
+    resource = pytest.importorskip("resource")
+    assert keep_freed_memory()
+    held = []
+    for _ in range(2):
+        tensor = torch.ones(6_000_000)  # 24 MB
+        del tensor
+        held.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt)
+    torch.ones(6_000_000)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_minflt - held[-1] < 1000  # of 5,900 pages
 
 
 def test_threads_are_set_and_recorded():

@@ -34,7 +34,7 @@ GOALS = {AFTER: f"{MINUTE_LOSS} or less", UNTIL: f"under {BEST}"}
 @functools.cache
 def fitting_steps(copy: Path) -> int:
     """Steps of nanoGPT's CPU recipe whose whole process takes a minute here."""
-    few, many = 100, 400
+    few, many = 200, 500  # more than the 100 steps of its warm-up
     short, longer = (timed(peers.nanogpt_train(peers.SMALL, n), copy) for n in (few, many))
     return many + int((MINUTE - longer) / (longer - short) * (many - few))
 

@@ -11,7 +11,6 @@ from gpt.model.feedforward import gelu_tanh, relu2
 from gpt.model.gpt import GPT
 from gpt.model.norms import NORMS
 from gpt.model.positions import RotaryPositions
-from gpt.native.library import library
 from gpt.sampling.native import native_readers
 from gpt.training import kernels
 
@@ -21,7 +20,7 @@ SHAPES = [(2, 1, 3, 3, 4), (3, 7, 4, 2, 10), (2, 33, 3, 1, 24), (1, 150, 2, 2, 6
 
 @pytest.fixture(scope="module")
 def native():
-    found = library("train")
+    found = kernels._library()
     if found is None:
         pytest.skip("no C compiler")
     return found

@@ -27,7 +27,7 @@ LONGEST = 1024
 def version() -> str:
     """What decides every bit that the kernels compute: a digest of source, flags, compiler and
     processor. Nothing where there are no kernels; the first time they are compiled."""
-    native = library("train")
+    native = _library()
     return "" if native is None else Path(native._name).stem.removeprefix("train-")[:12]
 
 
@@ -36,7 +36,7 @@ def install(model: GPT) -> None:
 
     It has to stay there, in float32, and cannot be pickled any more (its state dict can).
     """
-    native = library("train")
+    native = _library()
     if native is None:
         return
     drop = dropout_kernel(native)
@@ -50,6 +50,28 @@ def install(model: GPT) -> None:
             module.activation_kernel = activation_kernel(native, _ACTIVATIONS[module.activation])
         elif isinstance(module, LayerNorm | RMSNorm):
             module.kernel = norm_kernel(native, module.eps, feeds_products)
+
+
+_POINTER, _LONG, _FLOAT = ctypes.c_void_p, ctypes.c_long, ctypes.c_float
+_ARGUMENTS: dict[str, list[Any]] = {
+    "attention_forward": [_POINTER] * 3,
+    "attention_backward": [_POINTER] * 4,
+    "relu2_forward": [_POINTER, _POINTER, _LONG, ctypes.c_int],
+    "relu2_backward": [_POINTER, _POINTER, _POINTER, _LONG, ctypes.c_int],
+    "gelu_tanh_forward": [_POINTER, _POINTER, _LONG, ctypes.c_int],
+    "gelu_tanh_backward": [_POINTER, _POINTER, _POINTER, _LONG, ctypes.c_int],
+    "dropout": [_POINTER, _POINTER, _LONG, _FLOAT, ctypes.c_uint32, ctypes.c_int],
+    "norm_forward": [*[_POINTER] * 4, _LONG, _LONG, _FLOAT, ctypes.c_int],
+    "norm_backward": [*[_POINTER] * 6, *[_LONG] * 3, _FLOAT, ctypes.c_int],
+}
+
+
+def _library() -> ctypes.CDLL | None:
+    native = library("train")
+    if native is not None:
+        for name, arguments in _ARGUMENTS.items():
+            getattr(native, name).argtypes = arguments
+    return native
 
 
 class _Shape(ctypes.Structure):
@@ -131,7 +153,7 @@ class _Activation(torch.autograd.Function):
         ctx.kernel = backward
         ctx.save_for_backward(x)
         y = torch.empty_like(x)
-        forward(_at(x), _at(y), ctypes.c_long(x.numel()), _is_half(x))
+        forward(_at(x), _at(y), x.numel(), _is_half(x))
         return y
 
     @staticmethod
@@ -139,7 +161,7 @@ class _Activation(torch.autograd.Function):
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None]:
         (x,) = ctx.saved_tensors
         g, g_x = g.contiguous(), torch.empty_like(x)
-        ctx.kernel(_at(x), _at(g), _at(g_x), ctypes.c_long(x.numel()), _is_half(x))
+        ctx.kernel(_at(x), _at(g), _at(g_x), x.numel(), _is_half(x))
         return g_x, None, None
 
 
@@ -167,8 +189,8 @@ class _Dropout(torch.autograd.Function):
 def _dropped(x: Tensor, native: ctypes.CDLL, p: float, seed: int) -> Tensor:
     x = x.contiguous()
     y = torch.empty_like(x)
-    n, half = ctypes.c_long(x.numel()), _is_half(x)
-    native.dropout(_at(x), _at(y), n, ctypes.c_float(p), ctypes.c_uint32(seed), half)
+    n, half = x.numel(), _is_half(x)
+    native.dropout(_at(x), _at(y), n, p, seed, half)
     return y
 
 
@@ -209,7 +231,7 @@ class _Norm(torch.autograd.Function):
         ctx.save_for_backward(x, gamma)
         native.norm_forward(
             _at(x), _at(gamma), None if beta is None else _at(beta), _at(y),
-            ctypes.c_long(x.numel() // d), ctypes.c_long(d), ctypes.c_float(eps), _is_half(y),
+            x.numel() // d, d, eps, _is_half(y),
         )  # fmt: skip
         return y
 
@@ -222,8 +244,8 @@ class _Norm(torch.autograd.Function):
         g_beta = x.new_zeros(_Norm.PARTS, d) if ctx.centred else None
         ctx.native.norm_backward(
             _at(x), _at(gamma), _at(g), _at(g_x), _at(g_gamma),
-            None if g_beta is None else _at(g_beta), ctypes.c_long(_Norm.PARTS),
-            ctypes.c_long(x.numel() // d), ctypes.c_long(d), ctypes.c_float(ctx.eps), _is_half(g),
+            None if g_beta is None else _at(g_beta), _Norm.PARTS,
+            x.numel() // d, d, ctx.eps, _is_half(g),
         )  # fmt: skip
         return g_x, g_gamma.sum(0), None if g_beta is None else g_beta.sum(0), None, None, None
 
@@ -238,9 +260,9 @@ def _is_half(x: Tensor) -> bool:
     return x.dtype == torch.bfloat16
 
 
-def _at(x: Tensor) -> ctypes.c_void_p:
+def _at(x: Tensor) -> int:
     assert x.device.type == "cpu", f"no kernel for {x.device}"
-    return ctypes.c_void_p(x.data_ptr())
+    return x.data_ptr()
 
 
 def _check(failed: int) -> None:

@@ -119,7 +119,7 @@ def _rows(
 ) -> Iterator[np.ndarray]:
     """What one reader's rows go on with: ids ``(n_streams,)``, n_chars times, up to ``ahead`` of
     them computed at once."""
-    streams = [_stream(config.seed, row) for row in rows]
+    generators = [_stream(config.seed, row) for row in rows]
     text = _Window(prompt, context)
     unread, room, made = text.last(context), context, 0
     while made < n_chars:
@@ -127,12 +127,12 @@ def _rows(
             reader.restart()
             unread, room = text.last(max(1, context // 2)), context
         steps = 1
-        if isinstance(reader, NativeReader) and not config.filters:
+        if isinstance(reader, NativeReader) and not config.has_filters:
             steps = min(ahead, n_chars - made, room - unread.shape[1] + 1)
-            uniforms = np.array([stream.random(steps) for stream in streams])
+            uniforms = np.array([generator.random(steps) for generator in generators])
             new = reader.write(unread, uniforms, config.temperature)
         else:
-            uniforms = np.array([stream.random() for stream in streams])
+            uniforms = np.array([generator.random() for generator in generators])
             new = _one_step(reader.read(unread), text.last(context), uniforms, config)
         if len(new) < steps:
             raise NonFiniteError(

@@ -52,7 +52,7 @@ class SamplingConfig:
             )
 
     @property
-    def filters(self) -> bool:
+    def has_filters(self) -> bool:
         """Whether anything but the temperature changes the distribution."""
         return bool(self.top_k or self.top_p < 1 or self.min_p or self.repetition_penalty != 1)
 

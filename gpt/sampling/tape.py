@@ -93,7 +93,7 @@ class Tape:
         weight = model.token_embedding.weight
         self._add(
             "embed", STREAM, STREAM, n_out=weight.shape[1], number=scale,
-            weights=self._pointer(weight), vector=self._pointer(table),
+            weights=self._copy(weight), vector=self._copy(table),
         )  # fmt: skip
         return place if isinstance(place, positions.RotaryPositions) else None
 
@@ -107,7 +107,7 @@ class Tape:
             raise Unknown(type(norm))
         self._add(
             kind, source, target, n_in=len(norm.gamma), number=norm.eps,
-            weights=self._pointer(norm.gamma), vector=self._pointer(beta),
+            weights=self._copy(norm.gamma), vector=self._copy(beta),
         )  # fmt: skip
 
     def attention(
@@ -123,7 +123,7 @@ class Tape:
         if rotation is not None:
             cos, sin = rotation.table  # (context_length, d_k / 2) each
             self._add(
-                "rotate", WIDE, WIDE, weights=self._pointer(cos), vector=self._pointer(sin), **heads
+                "rotate", WIDE, WIDE, weights=self._copy(cos), vector=self._copy(sin), **heads
             )
         # Keys are panels of positions, values rows filled up to whole vectors.
         keys = (self.n_streams, n_kv_heads, _up(self.context, self.lanes), d_k)
@@ -174,13 +174,16 @@ class Tape:
             width = fields.get("width", 1)
             self.widest = max(self.widest, width * max(fields.get(n, 0) for n in ("n_in", "n_out")))
 
+    def _copy(self, tensor: Tensor | None) -> int | None:
+        """Of the model's own tensors: it may be trained on before the text ends."""
+        return self._pointer(None if tensor is None else tensor.detach().clone())
+
     def _pointer(self, tensor: Tensor | None) -> int | None:
         if tensor is None:
             return None
         if tensor.device.type != "cpu" or tensor.dtype not in (self.dtype, torch.int32):
             raise Unknown(tensor.dtype, tensor.device)
-        # A copy, where it is not packed: the model may be trained on before the text ends.
-        self._kept.append(tensor.detach().clone(memory_format=torch.contiguous_format))
+        self._kept.append(tensor.detach().contiguous())
         return self._kept[-1].data_ptr()
 
     def _zeros(self, shape: tuple[int, ...]) -> int:

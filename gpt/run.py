@@ -120,7 +120,9 @@ class Run:
         for notice in [*notices, *self.notices]:
             progress.say(notice)
         if self.config.machine.compile and (reason := compile_model(self.model)):
-            progress.say(f"--compile does not work here ({reason}); going on without, and without C kernels")
+            progress.say(
+                f"--compile does not work here ({reason}); going on without, and without C kernels"
+            )
         for line in describe(self.config, self.corpus, self.machine.environment()):
             progress.say(line)
 

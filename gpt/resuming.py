@@ -64,7 +64,7 @@ def inexact(checkpoint: Checkpoint, machine: Machine) -> list[str]:
     """What differs from where the checkpoint was made, so that resuming is not bit for bit."""
     here = machine.environment()
     return [
-        f"{name} was {checkpoint.environment.get(name)}, is {here[name]}: "
+        f"{name} was {checkpoint.environment.get(name) or 'off'}, is {here[name] or 'off'}: "
         "the run goes on, but not bit for bit as it would have"
         for name in here
         if checkpoint.environment.get(name) != here[name]

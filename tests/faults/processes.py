@@ -40,7 +40,7 @@ MOMENTS = {
     "describing the run": "gpt.run:describe",
     "a step": "torch.nn.utils:clip_grad_norm_",
     "an evaluation": "gpt.training.loop:evaluate",
-    "a sample": "gpt.sampling.generate:draw",
+    "a sample": "gpt.sampling.generate:_Window.append",
     "a save": "torch:save",
     "the name of the best": "gpt.training.checkpoint:link_atomically",
     "the last words": "gpt.commandline:shell_line",

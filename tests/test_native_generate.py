@@ -252,7 +252,7 @@ def test_a_model_too_large_to_copy_is_left_to_torch(monkeypatch):
 def test_without_a_library_the_text_is_the_same(monkeypatch):
     model = spread(small_model())
     written = texts(model, tokens(2, 3), 20)
-    monkeypatch.setattr(native, "library", lambda *names: None)
+    monkeypatch.setattr(native, "library", lambda *names, **options: None)
     assert isinstance(readers_for(model, 2, native=True, dtype="auto")[0], TorchReader)
     assert texts(model, tokens(2, 3), 20) == written
 

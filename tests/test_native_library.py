@@ -45,6 +45,12 @@ def test_a_source_becomes_functions(cache):
 
 
 @needs_compiler
+def test_a_library_without_a_function_that_is_asked_for_is_none(cache):
+    assert load("sum", "NUMBER=int", functions=("sum",))
+    assert load("sum", "NUMBER=int", functions=("sum", "product")) is None
+
+
+@needs_compiler
 def test_it_is_compiled_once(cache, monkeypatch):
     assert load("sum", "NUMBER=int")
     monkeypatch.setattr(made, "_compile", no_compiling)

@@ -25,11 +25,14 @@ FLAGS = (
 WITHOUT: tuple[tuple[str, ...], ...] = ((), ("-fopenmp",), ("-fopenmp", "-march=native"))
 """Flags that a compiler may lack, left out in this order; without OpenMP kernels use one thread."""
 MOST_SECONDS = 60
+"""Of a compilation; what a compiler says of itself takes no time."""
+MOST_SECONDS_ASKED = 5
 
 
 @functools.cache
-def library(name: str, *definitions: str) -> ctypes.CDLL | None:
-    """The library of ``gpt/native/<name>.c``, compiled with ``-D`` definitions; None without one.
+def library(name: str, *definitions: str, functions: tuple[str, ...] = ()) -> ctypes.CDLL | None:
+    """The library of ``gpt/native/<name>.c``, compiled with ``-D`` definitions; None without one,
+    or where it lacks one of the functions.
 
     Never raises and never prints. Only this user can change the folder of the cache, and a file in
     it counts only if its digest is right: one that is cut or flipped is made anew.
@@ -45,7 +48,8 @@ def library(name: str, *definitions: str) -> ctypes.CDLL | None:
         target = folder / f"{name}-{key[:32]}.so"
         if not _intact(target):
             _compile(compiler, flags, source, target)
-        return ctypes.CDLL(str(target)) if _intact(target) else None
+        found = ctypes.CDLL(str(target)) if _intact(target) else None
+        return found if all(hasattr(found, function) for function in functions) else None
     except (OSError, subprocess.SubprocessError, ValueError, RuntimeError, AttributeError):
         return None  # the last two: no home, and a system without user ids
 
@@ -72,7 +76,7 @@ def _cache_folder() -> Path:
 def _machine(compiler: str) -> bytes:
     """What decides the code that a compiler makes: its version and the processor."""
     version = subprocess.run(
-        [compiler, "--version"], capture_output=True, timeout=MOST_SECONDS, check=True
+        [compiler, "--version"], capture_output=True, timeout=MOST_SECONDS_ASKED, check=True
     ).stdout
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").split("\n")

@@ -101,11 +101,14 @@ def _side_by_side(writings: list[Iterator[np.ndarray]]) -> Iterator[np.ndarray]:
     def some(writing: Iterator[np.ndarray]) -> list[np.ndarray]:
         return list(islice(writing, AHEAD))
 
-    with ThreadPoolExecutor(min(torch.get_num_threads(), len(writings))) as pool:
+    pool = ThreadPoolExecutor(min(torch.get_num_threads(), len(writings)))
+    try:
         coming = pool.map(some, writings)
         while steps := list(zip(*coming, strict=True)):
             coming = pool.map(some, writings)  # while the caller takes the earlier ones
             yield from map(np.concatenate, steps)
+    finally:
+        pool.shutdown(cancel_futures=True)  # the caller may have seen enough
 
 
 def _rows(

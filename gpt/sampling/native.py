@@ -15,6 +15,7 @@ from gpt.model.gpt import GPT, evaluating
 from gpt.native.library import library
 from gpt.sampling.tape import Operation, Tape, Unknown
 
+FUNCTIONS = ("panel", "lanes", "forward", "write_on")
 MOST_ROWS = 48
 """Rows that go through the model together, a multiple of what the kernels take at once."""
 MOST_STREAMS = 6
@@ -123,7 +124,8 @@ def native_readers(model: GPT, n_streams: int, dtype: Dtype = "auto") -> list[Na
     n_bytes = 4 * sum(p.numel() for p in model.parameters() if p.ndim == 2)
     if own not in (torch.float32, torch.float64) or n_bytes > MOST_BYTES:
         return []
-    kernels = library("generate", f"REAL={'float' if own == torch.float32 else 'double'}")
+    real = "float" if own == torch.float32 else "double"
+    kernels = library("generate", f"REAL={real}", functions=FUNCTIONS)
     if kernels is None:
         return []
     cold = dtype == "auto" and n_bytes > CACHED_BYTES

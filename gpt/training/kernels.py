@@ -67,7 +67,7 @@ _ARGUMENTS: dict[str, list[Any]] = {
 
 
 def _library() -> ctypes.CDLL | None:
-    native = library("train")
+    native = library("train", functions=tuple(_ARGUMENTS))
     if native is not None:
         for name, arguments in _ARGUMENTS.items():
             getattr(native, name).argtypes = arguments

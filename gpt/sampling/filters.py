@@ -60,12 +60,10 @@ def divide_by_temperature(logits: np.ndarray, temperature: float) -> np.ndarray:
         greedy = np.full_like(logits, -math.inf)
         np.put_along_axis(greedy, logits.argmax(axis=-1, keepdims=True), 0.0, axis=-1)
         return greedy
-    below = logits - logits.max(axis=-1, keepdims=True)
-    if temperature == 1:
-        return below
-    # A division: 1 / temperature may overflow. A quotient may, and is then the limit.
+    # A division: 1 / temperature may overflow. Difference and quotient may, and are then the limit.
     with np.errstate(over="ignore"):
-        return below / temperature
+        below = logits - logits.max(axis=-1, keepdims=True)
+        return below if temperature == 1 else below / temperature
 
 
 def keep_top_k(logits: np.ndarray, k: int) -> np.ndarray:

@@ -13,7 +13,6 @@ import argparse
 import contextlib
 import statistics
 import sys
-import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -21,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import numpy as np
 import torch
 
+from benchmarks.steps import Clock
 from gpt.config import ModelConfig, TrainingConfig
 from gpt.model.gpt import GPT
 from gpt.training import loop
@@ -31,29 +31,6 @@ SMALLEST = torch.finfo(torch.float32).tiny
 MODEL = ModelConfig(
     d_model=40, n_heads=4, n_layers=1, context_length=16, tie_embeddings=False, activation="relu"
 )
-
-
-class Clock:
-    """Hears of every step (``loop.Observer``)."""
-
-    def __init__(self) -> None:
-        self.times: list[float] = []
-
-    def before_step(self, step: int) -> bool:
-        self.times.append(time.perf_counter())
-        return True
-
-    def logged(self, step: int, values: dict[str, float]) -> None:
-        pass
-
-    def evaluated(self, step: int, loss: float | None) -> None:
-        pass
-
-    def failed(self, step: int, values: dict[str, float]) -> None:
-        pass
-
-    def stopped(self, step: int) -> None:
-        pass
 
 
 def run(steps: int, flush: bool) -> tuple[float, float, float]:

@@ -149,6 +149,25 @@ def test_logits_that_are_not_finite_are_refused_by_name(n_streams, settings):
         texts(model, prompt, 5, **settings)
 
 
+@pytest.mark.parametrize("n_streams", [2, 2 * native.MOST_STREAMS + 1])
+def test_what_comes_before_a_logit_that_is_not_finite_is_written(n_streams):
+    model = spread(small_model(context_length=19))
+    with torch.no_grad():
+        model.positions.weight[13] = float("nan")
+    prompt = torch.from_numpy(tokens(n_streams, 3))
+
+    def written(**settings):
+        steps = []
+        with pytest.raises(NonFiniteError, match="character 12 "):
+            for step in generate(model, prompt, 16, **settings):
+                steps.append(step.tolist())
+        return steps
+
+    assert native_readers(model, 1)
+    assert len(written()) == 11
+    assert written() == written(native=False)
+
+
 def test_a_reader_begins_again():
     model = spread(small_model())
     reader, ids = native_reader(model, 2), tokens(2, CONTEXT)

@@ -462,19 +462,24 @@ void norm_forward(const float *x, const float *gamma, const float *beta, void *y
     }
 }
 
-// Rows are dealt into `parts` equal parts; g_gamma and g_beta (parts, d) get the sum of each.
-void norm_backward(const float *x, const float *gamma, const void *g, float *g_x, float *g_gamma,
-                   float *g_beta, long parts, long rows, long d, float eps, int half) {
+enum { PARTS = 16 };  // rows are summed in so many equal parts, whatever the number of threads
+
+// g_gamma is (d), or (2, d) to hold g_beta too.
+int norm_backward(const float *x, const float *gamma, const void *g, float *g_x, float *g_gamma,
+                  int centred, long rows, long d, float eps, int half) {
+    long wide = centred ? 2 * d : d;
+    float *sums = calloc(PARTS * wide, sizeof(float));
+    if (!sums) return 1;
 #pragma omp parallel
     {
         float row[d], normal[d];
 #pragma omp for schedule(static)
-        for (long part = 0; part < parts; part++) {
-            float *sum_gamma = g_gamma + part * d, *sum_beta = g_beta ? g_beta + part * d : 0;
-            for (long r = part * rows / parts; r < (part + 1) * rows / parts; r++) {
+        for (long part = 0; part < PARTS; part++) {
+            float *sum_gamma = sums + part * wide, *sum_beta = centred ? sum_gamma + d : 0;
+            for (long r = part * rows / PARTS; r < (part + 1) * rows / PARTS; r++) {
                 const float *one = x + r * d;
                 float mean, factor, flat = 0, along = 0;
-                moments(one, d, g_beta != 0, eps, &mean, &factor);
+                moments(one, d, centred, eps, &mean, &factor);
                 load(row, g, r * d, d, half);
                 if (sum_beta)
                     for (long i = 0; i < d; i++) sum_beta[i] += row[i];
@@ -493,4 +498,9 @@ void norm_backward(const float *x, const float *gamma, const void *g, float *g_x
             }
         }
     }
+    memset(g_gamma, 0, wide * sizeof(float));
+    for (long part = 0; part < PARTS; part++)
+        for (long i = 0; i < wide; i++) g_gamma[i] += sums[part * wide + i];
+    free(sums);
+    return 0;
 }

@@ -17,7 +17,7 @@ from gpt.sampling.native import NativeReader
 from gpt.sampling.options import SamplingConfig
 from gpt.sampling.readers import Reader, readers_for
 
-AHEAD = 32
+AHEAD = 128
 """Steps that one of many readers writes before the next one's turn."""
 
 
@@ -98,15 +98,29 @@ def _side_by_side(writings: list[Iterator[np.ndarray]]) -> Iterator[np.ndarray]:
     So a reader's caches are warm for more than one step, and threads seldom wait for each other.
     """
 
-    def some(writing: Iterator[np.ndarray]) -> list[np.ndarray]:
-        return list(islice(writing, AHEAD))
+    def some(writing: Iterator[np.ndarray]) -> tuple[list[np.ndarray], NonFiniteError | None]:
+        steps: list[np.ndarray] = []
+        try:
+            for step in islice(writing, AHEAD):
+                steps.append(step)
+        except NonFiniteError as error:
+            return steps, error
+        return steps, None
 
     pool = ThreadPoolExecutor(min(torch.get_num_threads(), len(writings)))
     try:
         coming = pool.map(some, writings)
-        while steps := list(zip(*coming, strict=True)):
-            coming = pool.map(some, writings)  # while the caller takes the earlier ones
-            yield from map(np.concatenate, steps)
+        while True:
+            written = list(coming)
+            steps, error = min(written, key=lambda one: len(one[0]))  # what all have
+            if not error:
+                coming = pool.map(some, writings)  # while the caller takes the earlier ones
+            together = zip(*(steps for steps, _ in written), strict=False)
+            yield from map(np.concatenate, together)
+            if error:
+                raise error
+            if not steps:
+                return
     finally:
         pool.shutdown(cancel_futures=True)  # the caller may have seen enough
 
@@ -138,6 +152,7 @@ def _rows(
             uniforms = np.array([generator.random() for generator in generators])
             new = _one_step(reader.read(unread), text.last(context), uniforms, config)
         if len(new) < steps:
+            yield from new
             raise NonFiniteError(
                 f"the logits of character {made + len(new) + 1} are not finite ({reader.where}); "
                 "the weights or the device are at fault: try --device cpu, or another checkpoint"

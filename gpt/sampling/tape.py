@@ -130,7 +130,7 @@ class Tape:
         values = (self.n_streams, n_kv_heads, self.context, _up(d_k, self.lanes))
         self._add(
             "attend", WIDE, NORMED, n_in=n_heads, n_out=n_kv_heads, width=d_k,
-            keys=self._zeros(keys), values=self._zeros(values),
+            keys=self._room(keys), values=self._room(values),
         )  # fmt: skip
         W_O = attention.W_O
         self.linear(NORMED, STREAM, [W_O.weight], [W_O.bias], add=True)
@@ -186,8 +186,8 @@ class Tape:
         self._kept.append(tensor.detach().contiguous())
         return self._kept[-1].data_ptr()
 
-    def _zeros(self, shape: tuple[int, ...]) -> int:
-        self._kept.append(np.zeros(shape, str(self.dtype).removeprefix("torch.")))
+    def _room(self, shape: tuple[int, ...]) -> int:
+        self._kept.append(np.empty(shape, str(self.dtype).removeprefix("torch.")))
         return self._kept[-1].ctypes.data
 
 

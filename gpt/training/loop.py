@@ -24,7 +24,7 @@ from gpt.text.windows import evaluation_batches, take, window_starts
 from gpt.training.optimisers import set_learning_rate
 from gpt.training.schedules import learning_rate
 from gpt.training.updates import UpdateRule
-from gpt.training.watch import Watch
+from gpt.training.watch import Watch, total_norm
 
 Autocast = Callable[[], AbstractContextManager[Any]]
 
@@ -151,8 +151,12 @@ def backward(model: GPT, batches: Iterator[tuple[Tensor, Tensor]], autocast: Aut
 
 def clip_gradient(model: GPT, largest: float) -> float:
     """Scale the gradient down to the norm ``largest`` (0: leave it); return its norm before."""
-    limit = largest or math.inf
-    return torch.nn.utils.clip_grad_norm_(model.parameters(), limit).item()
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    total = total_norm(gradients)
+    norm = total.item()
+    if 0 < largest < norm:
+        torch.nn.utils.clip_grads_with_norm_(model.parameters(), largest, total)
+    return norm
 
 
 def evaluate(model: GPT, ids: np.ndarray, autocast: Autocast) -> float:

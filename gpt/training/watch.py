@@ -23,7 +23,7 @@ class Watch:
     def __init__(self, model: GPT) -> None:
         self.model = model
         self.gradients = [
-            _norm([p.grad for p in block.parameters() if p.grad is not None])
+            total_norm([p.grad for p in block.parameters() if p.grad is not None]).item()
             for block in model.blocks
         ]
         self.before = [[p.detach().clone() for p in b.parameters()] for b in model.blocks]
@@ -34,9 +34,9 @@ class Watch:
         streams = stream_rms(self.model, inputs[:WINDOWS])
         for i, block in enumerate(self.model.blocks):
             after = [p.detach() for p in block.parameters()]
-            moved = _norm(torch._foreach_sub(after, self.before[i]))
+            moved = total_norm(torch._foreach_sub(after, self.before[i])).item()
             values[f"grad_norm/block_{i:02}"] = self.gradients[i]
-            values[f"update_ratio/block_{i:02}"] = moved / max(_norm(self.before[i]), 1e-12)
+            values[f"update_ratio/block_{i:02}"] = moved / max(total_norm(self.before[i]).item(), 1e-12)
             values[f"stream_rms/block_{i:02}"] = streams[i]
         return values
 
@@ -58,5 +58,6 @@ def stream_rms(model: GPT, inputs: Tensor) -> list[float]:
     return found
 
 
-def _norm(tensors: Sequence[Tensor]) -> float:
-    return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(list(tensors)))).item()
+def total_norm(tensors: Sequence[Tensor]) -> Tensor:
+    """Root of the sum of squares of all their numbers."""
+    return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(list(tensors))))

@@ -62,7 +62,7 @@ _ARGUMENTS: dict[str, list[Any]] = {
     "gelu_tanh_backward": [_POINTER, _POINTER, _POINTER, _LONG, ctypes.c_int],
     "dropout": [_POINTER, _POINTER, _LONG, _FLOAT, ctypes.c_uint32, ctypes.c_int],
     "norm_forward": [*[_POINTER] * 4, _LONG, _LONG, _FLOAT, ctypes.c_int],
-    "norm_backward": [*[_POINTER] * 6, *[_LONG] * 3, _FLOAT, ctypes.c_int],
+    "norm_backward": [*[_POINTER] * 5, ctypes.c_int, _LONG, _LONG, _FLOAT, ctypes.c_int],
 }
 
 
@@ -204,15 +204,13 @@ def norm_kernel(native: ctypes.CDLL, eps: float, feeds_products: bool) -> NormKe
     def kernel(x: Tensor, gamma: Tensor, beta: Tensor | None) -> Tensor:
         half = feeds_products and torch.is_autocast_enabled("cpu")
         dtype = torch.get_autocast_dtype("cpu") if half else torch.float32
-        return _Norm.apply(x, gamma, beta, native, eps, dtype)
+        # What a sublayer made (the norms behind them) is of autocast's dtype.
+        return _Norm.apply(x.float(), gamma, beta, native, eps, dtype)
 
     return kernel
 
 
 class _Norm(torch.autograd.Function):
-    PARTS = 16
-    """Sums over rows in so many parts, whatever the number of threads."""
-
     @staticmethod
     def forward(
         ctx: Any,
@@ -240,14 +238,12 @@ class _Norm(torch.autograd.Function):
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         x, gamma = ctx.saved_tensors
         g, g_x, d = g.contiguous(), torch.empty_like(x), x.shape[-1]
-        g_gamma = x.new_zeros(_Norm.PARTS, d)
-        g_beta = x.new_zeros(_Norm.PARTS, d) if ctx.centred else None
-        ctx.native.norm_backward(
-            _at(x), _at(gamma), _at(g), _at(g_x), _at(g_gamma),
-            None if g_beta is None else _at(g_beta), _Norm.PARTS,
+        g_vectors = x.new_empty(1 + ctx.centred, d)
+        _check(ctx.native.norm_backward(
+            _at(x), _at(gamma), _at(g), _at(g_x), _at(g_vectors), ctx.centred,
             x.numel() // d, d, ctx.eps, _is_half(g),
-        )  # fmt: skip
-        return g_x, g_gamma.sum(0), None if g_beta is None else g_beta.sum(0), None, None, None
+        ))  # fmt: skip
+        return g_x, g_vectors[0], g_vectors[1] if ctx.centred else None, None, None, None
 
 
 def _seed() -> int:
@@ -267,4 +263,4 @@ def _at(x: Tensor) -> int:
 
 def _check(failed: int) -> None:
     if failed:
-        raise MemoryError("no memory for the attention of one head")
+        raise MemoryError("no memory for what a kernel keeps")

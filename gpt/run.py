@@ -17,6 +17,7 @@ from gpt.config import RunConfig, to_flat
 from gpt.config_files import write_toml
 from gpt.errors import DiskError
 from gpt.model.gpt import GPT
+from gpt.native.library import why_not
 from gpt.resuming import inexact
 from gpt.sampling.generate import generate
 from gpt.sampling.prompts import prepare
@@ -123,6 +124,10 @@ class Run:
             progress.say(
                 f"--compile does not work here ({reason}); going on without, and without C kernels"
             )
+        wanted = self.config.machine.native and not self.config.machine.compile
+        if wanted and self.machine.device.type == "cpu" and not self.machine.native:
+            reason = why_not("train")
+            progress.say(f"kernels   none in C: {reason}; torch computes the same, slower")
         for line in describe(self.config, self.corpus, self.machine.environment()):
             progress.say(line)
 

@@ -97,6 +97,7 @@ def test_without_a_compiler_that_works_there_is_none(cache, tmp_path, monkeypatc
         script.chmod(0o755)
     monkeypatch.setenv("PATH", str(folder))
     assert load("sum", "NUMBER=int") is None
+    assert ("no C compiler" if where == "nowhere" else str(folder / "cc")) in made.why_not("sum")
     assert capfd.readouterr() == ("", "")
 
 

@@ -29,6 +29,14 @@ MOST_SECONDS = 60
 MOST_SECONDS_ASKED = 5
 
 
+_reasons: dict[str, str] = {}
+
+
+def why_not(name: str) -> str:
+    """Why ``library(name)`` gave None, in a few words; nothing where it did not."""
+    return _reasons.get(name, "")
+
+
 @functools.cache
 def library(name: str, *definitions: str, functions: tuple[str, ...] = ()) -> ctypes.CDLL | None:
     """The library of ``gpt/native/<name>.c``, compiled with ``-D`` definitions; None without one,
@@ -39,6 +47,7 @@ def library(name: str, *definitions: str, functions: tuple[str, ...] = ()) -> ct
     """
     compiler = next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
     if compiler is None:
+        _reasons[name] = "there is no C compiler (cc, gcc or clang)"
         return None
     source = Path(__file__).with_name(f"{name}.c")
     flags = [*FLAGS, *(f"-D{definition}" for definition in definitions)]
@@ -49,9 +58,12 @@ def library(name: str, *definitions: str, functions: tuple[str, ...] = ()) -> ct
         if not _intact(target):
             _compile(compiler, flags, source, target)
         found = ctypes.CDLL(str(target)) if _intact(target) else None
-        return found if all(hasattr(found, function) for function in functions) else None
-    except (OSError, subprocess.SubprocessError, ValueError, RuntimeError, AttributeError):
-        return None  # the last two: no home, and a system without user ids
+        if not all(hasattr(found, function) for function in functions):
+            raise OSError(f"{target} is not what was compiled")
+        return found
+    except (OSError, subprocess.SubprocessError, ValueError, RuntimeError, AttributeError) as error:
+        _reasons[name] = str(error)  # the last two: no home, and a system without user ids
+        return None
 
 
 def _cache_folder() -> Path:

@@ -1,70 +1,32 @@
-"""Compare arms: ``python compare.py run [TEXT] --arms pre post --seeds 5``; see ``run --help``."""
+"""Compare arms: ``python compare.py run [TEXT] --arms pre post``; see ``compare.py --help``."""
 
 import sys
 from pathlib import Path
 
-from gpt.errors import UsageError
 from gpt.exits import end, exit_code
 
-USAGE = """usage: compare.py run [TEXT] [--arms ARM ...] [--seeds N] [--out DIR] [settings]
-train every arm with every seed and print a table; all settings: compare.py run --help"""
+HERE = Path(__file__).parent
 
 
 def main() -> int:
     # Imports follow one by one: Ctrl-C, wrong flags and unusable texts are answered at once.
-    from gpt.checks import nearest
-    from gpt.commandline import parse_compare, run_config, run_name, shell_line
+    from gpt.lab.commandline import find, parse_compare, usage
 
-    subcommand, *words = sys.argv[1:] or ["--help"]
-    if subcommand in ("-h", "--help"):
-        print(USAGE)
+    name, *words = sys.argv[1:] or ["--help"]
+    if name in ("-h", "--help"):
+        print(usage())
         return 0
-    if subcommand != "run":
-        raise UsageError(
-            f"unknown subcommand {subcommand!r}.{nearest(subcommand, ['run'])}\n{USAGE}"
-        )
-    command = parse_compare(words)
-    base = run_config(command)
-    from gpt.lab.arms import parse_arms
-    from gpt.runfolder import given_folder, new_folder, refuse_used
+    command = parse_compare(name, words)
+    import importlib
 
-    arms = parse_arms(command.arms, base)
-    if command.out:
-        refuse_used(Path(command.out))
-    from gpt.corpus import read_text
+    from gpt.lab.trials import Stopped
 
-    configs = [arm.config(base, base.training.seed) for arm in arms]
-    corpus = read_text(max(configs, key=lambda config: config.model.context_length))
-    from gpt.lab.runs import Stopped, run_arms
-    from gpt.lab.table import table
-    from gpt.training.machine import find_device
-    from gpt.training.plan import caution
-    from gpt.training.progress import say
-
-    for line in corpus.notices:
-        say(line)
-    for arm, config in zip(arms, configs, strict=True):
-        find_device(config.machine.device)
-        for line in caution(config):
-            say(f"{arm.name}: {line}")
-    out = (
-        given_folder(Path(command.out))
-        if command.out
-        else new_folder("compare-" + run_name(command))
-    )
-    seeds = range(base.training.seed, base.training.seed + command.seeds)
-    outcomes = []
-    stopped = 0
     try:
-        for outcome in run_arms(arms, seeds, base, corpus, out):
-            outcomes.append(outcome)
-            say(f"{len(outcomes):>3} of {len(arms) * len(seeds)}  {outcome}")
-    except Stopped as signal:
-        stopped = signal.signal
-    finally:
-        say("\n".join(["", *table(outcomes)]) if outcomes else "no run ended")
-    say("curves: " + shell_line("-m", "tensorboard.main", "--logdir", out))
-    return 128 + stopped if stopped else 0
+        return importlib.import_module(find(name).module).main(command)
+    except Stopped as stopped:
+        from gpt.lab.folders import farewell
+
+        return farewell(stopped, HERE / "compare.py", [name, *words])
 
 
 if __name__ == "__main__":

@@ -15,12 +15,12 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Protocol, TypeVar
 
 import tyro
 
-from gpt.checks import at_least, at_most, nearest
-from gpt.config import RunConfig, from_flat
+from gpt.checks import nearest
+from gpt.config import RunConfig, TextConfig, from_flat
 from gpt.config_files import read_toml
 from gpt.errors import UsageError
 from gpt.text.printable import printable
@@ -47,32 +47,12 @@ class TrainCommand(RunConfig):
     """Resume although the text has changed, if it holds no new characters."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class CompareCommand(RunConfig):
-    """Train arms that differ in one thing, from the same weights on the same batches.
-
-    Without --config: the block of the teaching texts, with the defaults below.
-    """
-
-    arms: Annotated[tuple[str, ...], tyro.conf.arg(metavar="ARM ...")] = ("pre", "post")
-    """What is compared: norm placements, or TOML files of changes."""
-    seeds: int = 3
-    """Runs an arm, from seed upwards; one run shows nothing."""
-    config: Files = ()
-    """TOML files of settings for all arms, stacked left to right under the flags."""
-    out: str = ""
-    """Folder of the runs (default: a new one under runs/)."""
-
-
-Command = TypeVar("Command", TrainCommand, CompareCommand)
-
-
 def parse_train(argv: Sequence[str], preset: Path) -> TrainCommand:
     """The command line of train.py; ``preset`` applies when no --config and no --resume is given.
 
     Raises SystemExit (0 for --help, 2 for wrong usage) and UsageError for unusable files.
     """
-    words, given = _take(_not_empty(argv), "--config", ".toml")
+    words, given = take(not_empty(argv), "--config", ".toml")
     folder = _peek(words, "--resume")
     if folder:
         base = [Path(folder) / "config.toml"]
@@ -85,32 +65,17 @@ def parse_train(argv: Sequence[str], preset: Path) -> TrainCommand:
         base = []
     else:
         base = [preset]
-    command = _parse_run(TrainCommand, words, base, given)
+    settings = from_flat(read_toml([*base, *given]), checked=False)
+    command = parse(TrainCommand, words, TrainCommand(**vars(settings), config=tuple(given)))
     if command.out and command.resume:
         raise UsageError("--out and --resume exclude each other: a resumed run keeps its folder")
     return command
 
 
-def parse_compare(argv: Sequence[str]) -> CompareCommand:
-    """The command line of ``compare.py run``. Raises as ``parse_train`` does."""
-    words, given = _take(_not_empty(argv), "--config", ".toml")
-    command = _parse_run(CompareCommand, words, [], given)
-    at_least("seeds", command.seeds, 1)
-    at_most("seeds", command.seeds, 1000)
-    if not command.arms:
-        raise UsageError("--arms names nothing to compare; try --arms pre post")
-    if not command.text.val_fraction:
-        raise UsageError("arms are compared by validation loss; val_fraction must be above 0")
-    return command
-
-
-def _parse_run(cls: type[Command], words: list[str], base: list[Path], given: list[str]) -> Command:
-    settings = from_flat(read_toml([*base, *given]), checked=False)
-    return parse(cls, words, cls(**vars(settings), config=tuple(given)))
-
-
-def parse(cls: type[T], argv: Sequence[str], default: T) -> T:
+def parse(cls: type[T], argv: Sequence[str], default: T, prog: str | None = None) -> T:
     """Fill the dataclass from flags named like its fields (``--d_model``; ``--d-model`` too).
+
+    ``prog`` is what --help calls the program (default: the name of the script).
 
     Raises SystemExit: 0 after --help, 2 after a message that names the wrong word.
     """
@@ -129,7 +94,7 @@ def parse(cls: type[T], argv: Sequence[str], default: T) -> T:
         with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
             return tyro.cli(
                 cls, args=list(argv), default=default, config=(tyro.conf.OmitArgPrefixes,),
-                use_underscores=True,
+                use_underscores=True, prog=prog,
             )  # fmt: skip
     except SystemExit as leaving:
         said.seek(0)
@@ -150,7 +115,16 @@ def run_config(command: RunConfig) -> RunConfig:
     )
 
 
-def run_name(command: TrainCommand | CompareCommand) -> str:
+class Named(Protocol):
+    """A command whose run can be named."""
+
+    @property
+    def text(self) -> TextConfig: ...
+    @property
+    def config(self) -> tuple[str, ...]: ...
+
+
+def run_name(command: Named) -> str:
     """A name for a run's folder: its text and its config files."""
     path = command.text.text
     text = {"": "shakespeare", "-": "stdin"}.get(path, Path(path).stem)
@@ -189,7 +163,7 @@ def _flags(default: Any) -> list[str]:
     return names
 
 
-def _take(words: list[str], flag: str, ending: str) -> tuple[list[str], list[str]]:
+def take(words: list[str], flag: str, ending: str) -> tuple[list[str], list[str]]:
     """Split off ``flag`` and the words after it that end in ``ending``.
 
     So ``--config a.toml b.toml my.txt`` leaves my.txt to be the text.
@@ -222,7 +196,7 @@ def _peek(words: list[str], flag: str) -> str:
     return value
 
 
-def _not_empty(argv: Sequence[str]) -> list[str]:
+def not_empty(argv: Sequence[str]) -> list[str]:
     """The words, none of which is empty: a script's variable that was not set is no choice."""
     for word in argv:
         if not word or re.fullmatch(r"--[A-Za-z][\w-]*=", word):

@@ -15,11 +15,13 @@ import tyro
 from gpt.checks import at_least, at_most, check_type, check_types, fits, kinds_of, nearest
 from gpt.errors import UsageError
 
-NormPosition = Literal["pre", "post"]
-Norm = Literal["layer", "rms"]
+NormPosition = Literal[
+    "pre", "post", "sandwich", "reordered", "deepnorm", "residual_dual", "lns", "mix"
+]
+Norm = Literal["layer", "rms", "dyt", "none"]
 Positions = Literal["learned", "sinusoidal", "rotary"]
 Activation = Literal["relu", "gelu", "gelu_tanh", "relu2", "swiglu"]
-Init = Literal["gpt2", "xavier", "identity"]
+Init = Literal["gpt2", "xavier", "identity", "native"]
 Schedule = Literal["constant", "cosine", "linear", "wsd"]
 Optimizer = Literal["adamw", "muon"]
 Dtype = Literal["auto", "float32", "bfloat16"]
@@ -47,9 +49,12 @@ class ModelConfig:
     context_length: int = 64
     """Characters the model sees at once."""
     norm_position: NormPosition = "pre"
-    """pre: x + f(norm(x)), and a final norm; post: norm(x + f(x))."""
+    """pre: x + f(norm(x)), and a final norm; post: norm(x + f(x)); sandwich: x + norm(f(norm(x)));
+    reordered (needs qk_norm): x + norm(f(x)); deepnorm (needs init native): norm(alpha x + f(x));
+    residual_dual: post, and the sum of all f(x); lns (not with init gpt2): pre with norm(x) divided
+    by sqrt(block number); mix: a quarter of the blocks post, then pre."""
     norm: Norm = "layer"
-    """LayerNorm or RMSNorm."""
+    """LayerNorm, RMSNorm, dyt (gamma tanh(alpha x) + beta) or none at all."""
     positions: Positions = "learned"
     """How a position enters: a learned table, sine waves, or rotated queries and keys."""
     activation: Activation = "gelu_tanh"
@@ -64,7 +69,9 @@ class ModelConfig:
     """The head reuses the token embedding."""
     init: Init = "gpt2"
     """gpt2: deviation 0.02, less into the stream; xavier: sqrt(2 / (fan_in + fan_out)); identity:
-    nothing into the stream, so that every block begins by passing it on."""
+    nothing into the stream, so that every block begins by passing it on; native: what the paper of
+    norm_position prescribes (pre gpt2, post and residual_dual xavier, deepnorm xavier with its
+    beta, the others 0.02 everywhere)."""
     dropout: float = 0.0
     """Probability of dropping an activation while training."""
 

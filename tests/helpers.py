@@ -37,6 +37,21 @@ VARIANTS = [
     {"norm": "rms", "qk_norm": True, "activation": "swiglu", "attention_bias": True},
 ]
 
+# The placements and kinds of norms that the C kernels do not know, each in another company.
+PLACED = [
+    {"norm_position": "sandwich", "n_layers": 3, "attention_bias": True},
+    {"norm_position": "sandwich", "norm": "rms", "positions": "rotary", "activation": "swiglu"},
+    {"norm_position": "reordered", "norm": "rms", "positions": "rotary", "qk_norm": True},
+    {"norm_position": "deepnorm", "n_layers": 3, "activation": "relu", "n_kv_heads": 2},
+    {"norm_position": "residual_dual", "positions": "sinusoidal", "tie_embeddings": False},
+    {"norm_position": "lns", "n_layers": 3, "norm": "rms", "activation": "gelu"},
+    {"norm_position": "mix", "n_layers": 5, "activation": "relu2", "feedforward_bias": False},
+    {"norm": "dyt", "positions": "rotary", "activation": "swiglu", "tie_embeddings": False},
+    {"norm": "none", "positions": "sinusoidal", "attention_bias": True, "n_kv_heads": 3},
+    {"norm_position": "residual_dual", "norm": "dyt", "qk_norm": True, "n_layers": 3},
+]
+EVERY_VARIANT = [*VARIANTS, *PLACED]
+
 
 def variant_name(changes: dict) -> str:
     return "-".join(str(v) if isinstance(v, str) else f"{k}={v}" for k, v in changes.items())
@@ -58,13 +73,14 @@ def small_model(seed: int = 1337, **changes) -> GPT:
     return GPT(small_config(**changes), VOCAB_SIZE, seed).double().eval()
 
 
-def spread(model: GPT, seed: int = 0) -> GPT:
-    """Every weight anew from N(0, 0.3), gains around 1: no part of the model is idle or small."""
+def spread(model: GPT, seed: int = 0, std: float = 0.3) -> GPT:
+    """Every weight anew from N(0, std), gains around 1 and alphas around 0.5: no part of the model
+    is idle or small."""
     rng = np.random.default_rng(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            draw = 0.3 * rng.standard_normal(parameter.shape) + name.endswith("gamma")
-            parameter.copy_(torch.from_numpy(draw))
+            start = name.endswith("gamma") + 0.5 * name.endswith("alpha")
+            parameter.copy_(torch.from_numpy(start + std * rng.standard_normal(parameter.shape)))
     return model
 
 
@@ -84,13 +100,21 @@ def intermediates(model: GPT, tokens: torch.Tensor) -> dict[str, torch.Tensor]:
     """The torch model's values under the reference's names, caught by hooks."""
     seen, handles = {}, []
 
-    def keep_output(name, module):
-        hook = module.register_forward_hook(lambda m, inputs, out: seen.update({name: out}))
+    def keep_output(name, module, take=lambda out: out):
+        hook = module.register_forward_hook(lambda m, inputs, out: seen.update({name: take(out)}))
         handles.append(hook)
 
-    def keep_input(name, module):
-        hook = module.register_forward_pre_hook(lambda m, inputs: seen.update({name: inputs[0]}))
+    def keep_input(name, module, take=lambda x: x):
+        hook = module.register_forward_pre_hook(
+            lambda m, inputs: seen.update({name: take(inputs[0])})
+        )
         handles.append(hook)
+
+    def first(streams):
+        return streams[0]
+
+    def second(streams):
+        return streams[1]
 
     def watched(name, attend):
         def watching(q, k, v, dropout=0.0):
@@ -101,25 +125,36 @@ def intermediates(model: GPT, tokens: torch.Tensor) -> dict[str, torch.Tensor]:
 
         return watching
 
-    pre = model.config.norm_position == "pre"
-    keep_input("embedding", model.blocks[0])
+    placement = model.config.norm_position
+    two_streams = {"take": first} if placement == "residual_dual" else {}
+    keep_input("embedding", model.blocks[0], **two_streams)
     original = [block.attention.attend for block in model.blocks]
     for i, block in enumerate(model.blocks):
         name = f"blocks.{i}"
-        keep_output(f"{name}.norm_1", block.norm_1)
+        for kind in ("norm", "output_norm") if placement == "sandwich" else ("norm",):
+            keep_output(f"{name}.{kind}_1", block.get_submodule(f"{kind}_1"))
+            keep_output(f"{name}.{kind}_2", block.get_submodule(f"{kind}_2"))
         keep_output(f"{name}.attention", block.attention)
         keep_input(f"{name}.attention.heads", block.attention.W_O)
-        keep_input(f"{name}.residual_1", block.norm_2 if pre else block.norm_1)
-        keep_output(f"{name}.norm_2", block.norm_2)
         keep_input(f"{name}.feedforward.hidden", block.feedforward.W_out)
         keep_output(f"{name}.feedforward", block.feedforward)
-        if pre:
-            keep_output(f"{name}.residual_2", block)
-        else:
+        keep_output(name, block, **two_streams)
+        if placement == "residual_dual":
+            keep_output(f"{name}.dual", block, second)
+        if placement == "lns":
+            keep_input(f"{name}.scaled_1", block.attention)
+            keep_input(f"{name}.scaled_2", block.feedforward)
+        # A sum is read by the norm after it, by the norm or sublayer of the next step, or is last.
+        mixed = ("post" if i < len(model.blocks) / 4 else "pre") if placement == "mix" else ""
+        if (mixed or placement) in ("post", "deepnorm", "residual_dual"):
+            keep_input(f"{name}.residual_1", block.norm_1)
             keep_input(f"{name}.residual_2", block.norm_2)
-        keep_output(name, block)
+        else:
+            reader = block.feedforward if placement == "reordered" else block.norm_2
+            keep_input(f"{name}.residual_1", reader)
+            keep_output(f"{name}.residual_2", block)
         block.attention.attend = watched(f"{name}.attention", block.attention.attend)
-    if pre:
+    if placement not in ("post", "deepnorm"):
         keep_output("final_norm", model.final_norm)
     try:
         seen["logits"] = model(tokens)

@@ -9,11 +9,12 @@ import zipfile
 import numpy as np
 import pytest
 import torch
-from helpers import SIZES, VARIANTS, variant_name
+from helpers import EVERY_VARIANT, SIZES, variant_name
 
 import gpt.training.checkpoint as module
 from gpt.config import ModelConfig, RunConfig, to_flat
 from gpt.errors import CheckpointError, DiskError, NonFiniteError
+from gpt.model.block import BLOCKS
 from gpt.model.gpt import GPT
 from gpt.training import archive
 from gpt.training.atomic import sweep
@@ -107,7 +108,7 @@ def forged(folder, state, change=lambda data: None):
 # Round trips
 
 
-@pytest.mark.parametrize("changes", VARIANTS, ids=variant_name)
+@pytest.mark.parametrize("changes", EVERY_VARIANT, ids=variant_name)
 def test_a_restored_model_is_the_model_that_was_saved(folder, changes):
     config = run_config(**changes)
     model, optimisers = trained(config)
@@ -124,9 +125,17 @@ def test_a_restored_model_is_the_model_that_was_saved(folder, changes):
     assert checkpoint.config == to_flat(config)
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-def test_training_goes_on_bit_for_bit_from_a_checkpoint(folder, optimizer):
-    config = run_config(optimizer=optimizer)
+@pytest.mark.parametrize(
+    ("optimizer", "changes"),
+    [
+        ("adamw", {}),
+        ("muon", {}),
+        *(("adamw", {"norm_position": name, "norm": "dyt"}) for name in BLOCKS if name != "pre"),
+    ],
+    ids=str,
+)
+def test_training_goes_on_bit_for_bit_from_a_checkpoint(folder, optimizer, changes):
+    config = run_config(optimizer=optimizer, **changes)
     model, optimisers = trained(config)
     checkpoint = load_checkpoint(
         save_checkpoint(folder, state_of(config, model, optimisers), is_best=False)
@@ -239,7 +248,7 @@ def test_the_state_of_other_optimisers_is_refused_before_anything_is_touched(fol
     assert not other[0].state
 
 
-@pytest.mark.parametrize("changes", VARIANTS, ids=variant_name)
+@pytest.mark.parametrize("changes", EVERY_VARIANT, ids=variant_name)
 def test_expected_shapes_are_those_of_the_model(changes):
     config = ModelConfig(**SIZES | changes)
     shapes = {key: tensor.shape for key, tensor in GPT(config, 11).state_dict().items()}

@@ -8,11 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpt import commandline
-from gpt.commandline import parse_compare, parse_train, run_config, run_name
+from gpt.commandline import parse_train, run_config, run_name
 from gpt.config import ModelConfig, RunConfig
 from gpt.config_files import write_toml
 from gpt.errors import UsageError
 from gpt.exits import exit_code
+from gpt.lab.commandline import SUBCOMMANDS, parse_compare
 
 ROOT = Path(__file__).parents[1]
 
@@ -145,13 +146,49 @@ def test_resume_takes_the_settings_of_the_run_and_flags_change_them(preset, tmp_
     assert run_config(command).model == before.model.resolved()
 
 
-def test_compare_needs_seeds_and_a_validation_split():
+@pytest.mark.parametrize("name", SUBCOMMANDS)
+@pytest.mark.parametrize(
+    ("words", "needle"),
+    [
+        (["--val_fraction", "0"], "val_fraction must be above 0"),
+        (["--workers", "0"], "workers = 0 is less than 1"),
+        (["--threads", "2"], "threads = 2.*use --workers"),
+        (["--steps", ""], "is empty"),
+    ],
+)
+def test_what_no_comparison_can_do_is_refused(name, words, needle):
+    with pytest.raises(UsageError, match=needle):
+        parse_compare(name, words)
+
+
+def test_compare_run_takes_arms_seeds_and_a_text():
     with pytest.raises(UsageError, match="seeds = 0"):
-        parse_compare(["--seeds", "0"])
-    with pytest.raises(UsageError, match="val_fraction"):
-        parse_compare(["--val_fraction", "0"])
-    command = parse_compare(["my.txt", "--arms", "post", "pre", "--seeds", "5"])
-    assert (command.arms, command.seeds, command.text.text) == (("post", "pre"), 5, "my.txt")
+        parse_compare("run", ["--seeds", "0"])
+    with pytest.raises(UsageError, match="--arms names nothing"):
+        parse_compare("run", ["--arms"])
+    command = parse_compare("run", ["my.txt", "--arms", "post", "pre", "--seeds", "7"])
+    assert (command.arms, command.seeds, command.text.text) == (("post", "pre"), 7, "my.txt")
+    assert command.model.d_model == ModelConfig().d_model
+
+
+def test_a_duel_names_its_arms_first():
+    command = parse_compare("duel", ["pre", "a.toml", "my.txt", "--seeds", "7"])
+    assert (command.arms, command.seeds, command.text.text) == (("pre", "a.toml"), 7, "my.txt")
+    with pytest.raises(UsageError, match="names one arm, 'post'"):
+        parse_compare("duel", ["post", "--seeds", "7"])
+
+
+def test_an_unknown_subcommand_is_refused_with_the_nearest():
+    with pytest.raises(UsageError, match=r"'dmeo'\. Did you mean 'demo'"):
+        parse_compare("dmeo", [])
+
+
+def test_the_demo_begins_in_the_setting_that_needs_warm_up(tmp_path):
+    demo = parse_compare("demo", [])
+    assert (demo.model.init, demo.training.eval_every) == ("xavier", 10)
+    assert parse_compare("demo", ["--eval_every", "40"]).training.eval_every == 40
+    other = parse_compare("demo", ["--config", written(tmp_path / "a.toml", "n_layers = 3")])
+    assert (other.model.n_layers, other.model.init) == (3, ModelConfig().init)
 
 
 def test_a_run_is_named_after_its_text_and_config_files(preset):
@@ -173,8 +210,11 @@ def test_a_shell_line_can_be_pasted(monkeypatch):
     assert line.endswith("-m tensorboard.main --logdir 'out dir/é'")
 
 
-@pytest.mark.parametrize("script", ["train.py", "sample.py", "compare.py"])
+@pytest.mark.parametrize(
+    "script", ["train.py", "sample.py", *(f"compare.py {name}" for name in SUBCOMMANDS)]
+)
 def test_help_and_wrong_flags_are_answered_without_torch(script):
+    script, *run_words = script.split()
     code = (
         "import runpy, sys\n"
         f"sys.argv = [{script!r}, *sys.argv[1:]]\n"
@@ -183,7 +223,6 @@ def test_help_and_wrong_flags_are_answered_without_torch(script):
         "except SystemExit as leaving:\n"
         "    print('left', leaving.code, 'torch' in sys.modules)\n"
     )
-    run_words = ["run"] if script == "compare.py" else []
     for words, status in ((["--help"], 0), (["--blok_size", "8"], 2)):
         ended = subprocess.run(
             [sys.executable, "-c", code, *run_words, *words],

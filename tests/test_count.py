@@ -2,13 +2,15 @@
 
 import pytest
 import torch.nn.functional as F
-from helpers import VARIANTS, VOCAB_SIZE, B, grid, random_tokens, small_config, variant_name
+from helpers import EVERY_VARIANT, VOCAB_SIZE, B, grid, random_tokens, small_config, variant_name
 from torch.utils.flop_counter import FlopCounterMode
 
 from gpt.config import ModelConfig
 from gpt.model.attention import explicit_attention
+from gpt.model.block import BLOCKS
 from gpt.model.count import flops_per_character, kind_count, parameter_count
 from gpt.model.gpt import GPT
+from gpt.model.norms import NORMS
 from gpt.training.optimisers import parameter_kinds
 
 EVERY_SHAPE = [
@@ -25,6 +27,7 @@ EVERY_SHAPE = [
     )
     if not (changes["activation"] == "swiglu" and changes["feedforward_bias"])
 ]
+EVERY_SHAPE += grid(norm_position=list(BLOCKS), norm=list(NORMS), n_layers=[1, 5])
 
 
 def component(name: str) -> str:
@@ -46,6 +49,16 @@ def test_every_component_and_kind_of_every_variant_has_its_real_number_of_parame
         members = vars(parameter_kinds(model)).items()
         kinds = {kind: sum(p.numel() for p in parameters) for kind, parameters in members}
         assert kind_count(config, VOCAB_SIZE) == kinds, changes
+
+
+def test_norms_are_as_many_as_the_placement_has_and_as_large_as_their_kind():
+    """Of width d = 24 in 3 blocks: two a block (sandwich: four), and a final one or not."""
+    in_blocks = dict.fromkeys(BLOCKS, 6) | {"sandwich": 12}
+    for placement in BLOCKS:
+        n_norms = in_blocks[placement] + (placement not in ("post", "deepnorm"))
+        for norm, size in (("layer", 48), ("rms", 24), ("dyt", 49), ("none", 0)):
+            config = small_config(norm_position=placement, norm=norm, n_layers=3)
+            assert parameter_count(config, VOCAB_SIZE)["norms"] == n_norms * size
 
 
 def test_derived_widths_are_counted_as_the_model_derives_them():
@@ -90,7 +103,7 @@ def counted_flops(config: ModelConfig, length: int) -> tuple[int, int]:
     return forward, counter.get_total_flops()
 
 
-@pytest.mark.parametrize("changes", VARIANTS, ids=variant_name)
+@pytest.mark.parametrize("changes", EVERY_VARIANT, ids=variant_name)
 def test_flops_agree_with_torchs_counter_within_one_percent(changes):
     for config, length in (
         (small_config(**changes), 8),

@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from helpers import (
-    VARIANTS,
+    EVERY_VARIANT,
     assert_equal,
     assert_parity,
     random_tokens,
@@ -25,7 +25,8 @@ from helpers import (
 )
 from reference import forward as reference
 
-from gpt.model.norms import LayerNorm
+from gpt.model.block import BLOCKS
+from gpt.model.norms import NORMS, LayerNorm
 
 STEP = 1e-20
 TOLERANCE = 1e-9
@@ -70,7 +71,7 @@ def assert_gradients(model, seed=0):
 
 
 @pytest.mark.parametrize("weights", ["shipped", "spread"])
-@pytest.mark.parametrize("changes", VARIANTS, ids=variant_name)
+@pytest.mark.parametrize("changes", EVERY_VARIANT, ids=variant_name)
 def test_every_tensor_has_the_gradient_of_the_reference(changes, weights):
     model = small_model(**changes)
     assert_gradients(spread(model) if weights == "spread" else model)
@@ -84,6 +85,14 @@ def test_every_activation_in_every_placement_has_the_gradient_of_the_reference(
 ):
     changes = {"activation": activation, "norm_position": norm_position, "norm": norm}
     assert_gradients(spread(small_model(n_layers=1, **changes)))
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("norm_position", BLOCKS)
+def test_every_placement_with_every_kind_of_norm_has_the_gradient_of_the_reference(
+    norm_position, norm
+):
+    assert_gradients(spread(small_model(norm_position=norm_position, norm=norm)))
 
 
 def test_the_check_fails_on_a_backward_pass_that_the_forward_pass_hides(monkeypatch):

@@ -30,6 +30,7 @@ RULES = {
     "gpt.model.norms": {"gpt.model.kernels"},
     "gpt.model.feedforward": {"gpt.model.kernels"},
     "gpt.model.attention": {"gpt.model.kernels", "gpt.model.norms"},
+    "gpt.model.init": {"gpt.streams", "gpt.model.norms"},
     "gpt.model.block": {"gpt.errors", "gpt.config", *LEAVES},
     "gpt.model.gpt": {"gpt.errors", "gpt.config", "gpt.model"},
     "gpt.model.count": {"gpt.config", "gpt.model.block"},

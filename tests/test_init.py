@@ -1,6 +1,7 @@
 """Where the weights start: their spreads, and draws that depend on the name and the seed alone."""
 
 import math
+from typing import get_args
 
 import pytest
 import torch
@@ -9,9 +10,11 @@ from helpers import VOCAB_SIZE, small_config
 from torch import nn
 
 import gpt.model.init
-from gpt.config import ModelConfig
+from gpt.config import Init, ModelConfig
+from gpt.model.block import BLOCKS
 from gpt.model.gpt import GPT
-from gpt.model.init import initialise
+from gpt.model.init import NATIVE, initialise
+from gpt.model.norms import NORMS
 
 
 def build(seed=1337, vocab_size=VOCAB_SIZE, **changes):
@@ -62,12 +65,99 @@ def test_xavier_spreads():
             assert weight.std().item() == pytest.approx(expected, rel=0.05), name
 
 
-@pytest.mark.parametrize("init", ["gpt2", "xavier"])
-def test_biases_start_at_zero_gains_at_one(init):
-    model = build(init=init, attention_bias=True)
-    for name, parameter in model.named_parameters():
-        if parameter.ndim == 1:
-            assert torch.equal(parameter, torch.full_like(parameter, name.endswith("gamma"))), name
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("init", get_args(Init))
+def test_biases_start_at_zero_gains_at_one_and_alphas_at_a_half(init, norm):
+    for norm_position in BLOCKS:
+        model = build(init=init, norm=norm, norm_position=norm_position, attention_bias=True)
+        for name, parameter in model.named_parameters():
+            if parameter.ndim == 1:
+                expected = {"gamma": 1.0, "alpha": 0.5}.get(name.split(".")[-1], 0.0)
+                assert torch.equal(parameter, torch.full_like(parameter, expected)), name
+
+
+NATIVE_SPREADS = {
+    # Placement -> standard deviations of the embeddings, W_Q and W_K, W_V, W_O, W_in, W_out of
+    # a model 96 wide with half as many key heads, d_ff 384 and 8 blocks. Xavier's are
+    # sqrt(2 / (fan_in + fan_out)): of 96 + 96, 96 + 48 and 96 + 384. The 1/4 is 1 / sqrt(2 x 8).
+    "pre": (0.02, 0.02, 0.02, 0.02, 0.02 / 4, 0.02, 0.02 / 4),
+    "post": (96**-0.5, 96**-0.5, 72**-0.5, 72**-0.5, 96**-0.5, 240**-0.5, 240**-0.5),
+    "sandwich": (0.02,) * 7,
+    "reordered": (0.02,) * 7,
+    "lns": (0.02,) * 7,
+    "mix": (0.02,) * 7,
+}
+NATIVE_SPREADS["residual_dual"] = NATIVE_SPREADS["post"]
+BETA = 64**-0.25  # (8 x 8)^(-1/4)
+NATIVE_SPREADS["deepnorm"] = (
+    96**-0.5, 96**-0.5, 72**-0.5, BETA / 72**0.5, BETA / 96**0.5, BETA / 240**0.5, BETA / 240**0.5
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("norm_position", BLOCKS)
+def test_native_spreads_are_those_of_the_paper(norm_position):
+    weights = wide(n_layers=8, init="native", norm_position=norm_position, tie_embeddings=False)
+    tensors = ["token_embedding"] + [f"attention.W_{m}" for m in "QKVO"]
+    tensors += ["feedforward.W_in", "feedforward.W_out"]
+    for tensor, expected in zip(tensors, NATIVE_SPREADS[norm_position], strict=True):
+        found = [w for name, w in weights.items() if name.endswith(f"{tensor}.weight")]
+        assert len(found) == (8 if "." in tensor else 1)
+        for weight in found:
+            assert weight.std().item() == pytest.approx(expected, rel=0.06), tensor
+
+
+def test_native_is_another_name_where_the_paper_has_one_of_our_schemes():
+    for norm_position, scheme in (("pre", "gpt2"), ("post", "xavier"), ("residual_dual", "xavier")):
+        native = build(init="native", norm_position=norm_position).state_dict()
+        for name, weight in build(init=scheme, norm_position=norm_position).state_dict().items():
+            assert torch.equal(native[name], weight), name
+
+
+@pytest.mark.parametrize("n_layers", [2, 5])
+def test_beta_multiplies_the_draws_that_values_pass_through_and_never_those_of_the_scores(n_layers):
+    options = {"norm_position": "deepnorm", "n_layers": n_layers, "activation": "swiglu"}
+    plain, native = (
+        dict(build(init=i, **options).named_parameters()) for i in ("xavier", "native")
+    )
+    scaled = ("W_V.weight", "W_O.weight", "W_in.weight", "W_gate.weight", "W_out.weight")
+    for name, weight in plain.items():
+        factor = (8 * n_layers) ** -0.25 if name.endswith(scaled) else 1.0
+        torch.testing.assert_close(native[name], factor * weight, rtol=1e-6, atol=0)
+
+
+def test_every_placement_has_a_native_scheme_and_they_share_their_draws():
+    """The draws are the same up to a factor a tensor, whatever the placement."""
+    assert set(NATIVE) == set(BLOCKS)
+    models = [dict(build(init="native", norm_position=p).named_parameters()) for p in BLOCKS]
+    for name, weight in models[0].items():
+        for other in models[1:]:
+            if name in other and weight.ndim == 2:
+                ratio = other[name] / weight
+                torch.testing.assert_close(ratio, ratio.mean().expand_as(ratio), rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("n_layers", [6, 12])
+def test_the_stream_of_sandwich_starts_to_grow_with_the_root_of_the_sublayers(n_layers):
+    """Each output norm adds a vector of root mean square 1, nearly orthogonal to the stream: after
+    k of them it is sqrt(x0^2 + k). Kim et al. 2025, arXiv 2502.02732. (With weights of 0.02 and a
+    width of 64 attention makes vectors so small that eps is seen: the first norm adds 0.90.)"""
+    config = ModelConfig(norm_position="sandwich", n_layers=n_layers, d_model=64, init="xavier")
+    model = GPT(config, 65)
+    tokens = torch.randint(65, (16, 32), generator=torch.Generator().manual_seed(0))
+    sums = []
+
+    def keep(module, inputs):
+        sums.append(inputs[0].square().mean().sqrt().item())
+
+    for block in model.blocks:
+        block.norm_1.register_forward_pre_hook(keep)
+        block.norm_2.register_forward_pre_hook(keep)
+    model.final_norm.register_forward_pre_hook(keep)
+    with torch.no_grad():
+        model(tokens)
+    assert len(sums) == 2 * n_layers + 1
+    for k, found in enumerate(sums):
+        assert found == pytest.approx(math.sqrt(sums[0] ** 2 + k), rel=0.05), k
 
 
 def test_weights_are_normal_not_uniform():
@@ -78,8 +168,9 @@ def test_weights_are_normal_not_uniform():
 
 
 ONE_OPTION = [
-    {"norm_position": "post"},
+    *({"norm_position": name} for name in BLOCKS if name != "pre"),
     {"norm": "rms"},
+    {"norm": "dyt"},
     {"positions": "rotary"},
     {"positions": "sinusoidal"},
     {"activation": "relu"},
@@ -112,6 +203,10 @@ def assert_same_draws(model, other, n_compared):
 def test_models_that_differ_in_one_option_share_every_other_weight(changes):
     # Of 26 tensors: at most 6 change their shape (d_ff) and 7 disappear (RMSNorm's 5 shifts).
     assert_same_draws(build(), build(**changes), n_compared=20)
+
+
+def test_without_norms_all_other_weights_are_shared():
+    assert_same_draws(build(), build(norm="none"), n_compared=16)
 
 
 def test_a_single_generator_for_all_weights_would_not_share_them(monkeypatch):

@@ -4,12 +4,13 @@ import copy
 
 import pytest
 import torch
-from helpers import VARIANTS, VOCAB_SIZE, random_tokens, small_config, variant_name
+from helpers import EVERY_VARIANT, VARIANTS, VOCAB_SIZE, random_tokens, small_config, variant_name
 
 from gpt.model.attention import MultiHeadAttention
+from gpt.model.block import BLOCKS
 from gpt.model.feedforward import gelu_tanh, relu2
 from gpt.model.gpt import GPT
-from gpt.model.norms import NORMS
+from gpt.model.norms import NORMS, LayerNorm, RMSNorm
 from gpt.model.positions import RotaryPositions
 from gpt.sampling.native import native_readers
 from gpt.training import kernels
@@ -160,7 +161,7 @@ def test_activations_are_the_plain_ones(native, plain):
     assert torch.equal(ours(half), ours(half.float()).bfloat16())
 
 
-@pytest.mark.parametrize("kind", NORMS)
+@pytest.mark.parametrize("kind", ["layer", "rms"])
 def test_norms_are_the_plain_ones(native, kind):
     plain = NORMS[kind](37)
     torch.nn.init.normal_(plain.gamma)
@@ -189,20 +190,44 @@ def test_a_norm_rounds_only_what_products_would_round(native, norm_position, dty
     assert torch.equal(rounded, norm(x).to(rounded.dtype))
 
 
-@pytest.mark.parametrize("changes", VARIANTS, ids=variant_name)
+@pytest.mark.parametrize("changes", EVERY_VARIANT, ids=variant_name)
 def test_a_model_computes_the_same_with_and_without_kernels(native, changes):
     gradients = []
     for with_kernels in (False, True):
         model = GPT(small_config(**changes), VOCAB_SIZE)
         if with_kernels:
             kernels.install(model)
-            assert all(block.attention.kernel and block.norm_1.kernel for block in model.blocks)
-            assert native_readers(model, 1)  # a model that is being trained can be sampled fast
+            assert all(block.attention.kernel for block in model.blocks)
+            norms = [m for m in model.modules() if isinstance(m, LayerNorm | RMSNorm)]
+            assert all(norm.kernel for norm in norms)
+            assert bool(norms) is (model.config.norm in ("layer", "rms"))
+            if changes in VARIANTS:  # a model that is being trained can be sampled fast
+                assert native_readers(model, 1)
         model(random_tokens()).square().sum().backward()
         gradients.append({name: p.grad for name, p in model.named_parameters()})
+    largest = max(plain.abs().max().item() for plain in gradients[0].values())
     for name, plain in gradients[0].items():  # that of the keys' bias is 0 but for rounding
         apart = (gradients[1][name] - plain).abs().max()
-        assert apart <= 1e-4 * plain.abs().max() + 1e-9, name
+        assert apart <= 1e-4 * plain.abs().max() + 1e-9 * max(1.0, largest), name
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("norm_position", BLOCKS)
+def test_autocast_reaches_every_norm_of_every_placement(native, norm_position, norm):
+    """What a sublayer made is of 16 bits, and norms behind sublayers read it."""
+    config = small_config(norm_position=norm_position, norm=norm, init="xavier")
+    gradients = []
+    for with_kernels, half in ((False, False), (True, True)):
+        model = GPT(config, VOCAB_SIZE)
+        if with_kernels:
+            kernels.install(model)
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=half):
+            logits = model(random_tokens())
+        logits.float().square().mean().backward()
+        gradients.append([p.grad for p in model.parameters()])
+    wrong = sum(float((a - b).square().sum()) for a, b in zip(*gradients, strict=True))
+    whole = sum(float(a.square().sum()) for a in gradients[0])
+    assert 0 < wrong < 0.05**2 * whole
 
 
 def test_without_a_compiler_the_plain_forms_stay(monkeypatch):

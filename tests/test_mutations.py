@@ -25,8 +25,16 @@ from reference import forward as reference
 from torch import nn
 
 from gpt.model.attention import MultiHeadAttention, causal_attention
-from gpt.model.block import PostLNBlock, PreLNBlock
-from gpt.model.norms import LayerNorm, RMSNorm
+from gpt.model.block import (
+    DeepNormBlock,
+    PostLNBlock,
+    PreLNBlock,
+    ReorderedBlock,
+    ResiDualBlock,
+    SandwichBlock,
+    ScaledLNBlock,
+)
+from gpt.model.norms import DyT, LayerNorm, RMSNorm
 from gpt.model.positions import LearnedPositions, RotaryPositions
 
 MUTANTS: dict[str, tuple[dict, object]] = {}
@@ -346,6 +354,241 @@ def the_residual_of_attention_is_left_out(model, monkeypatch):
         return x + self.feedforward(self.norm_2(x))
 
     monkeypatch.setattr(PreLNBlock, "forward", wrong)
+
+
+def forward_by(monkeypatch, kind, equation):
+    """Makes a block x -> equation(block, x, j, f) twice, f being sublayer j of 1 and 2."""
+
+    def forward(self, x, rotate=None, cache=None):
+        x = equation(self, x, 1, lambda x: self.attention(x, rotate, cache))
+        return equation(self, x, 2, self.feedforward)
+
+    monkeypatch.setattr(kind, "forward", forward)
+
+
+def norm_of(block, j, kind="norm"):
+    return block.get_submodule(f"{kind}_{j}")
+
+
+@mutant(norm_position="sandwich")
+def sandwich_misses_one_output_norm(model, monkeypatch):
+    model.blocks[1].output_norm_2 = nn.Identity()
+
+
+@mutant(norm_position="sandwich")
+def sandwich_misses_the_norms_of_the_inputs(model, monkeypatch):
+    for block in model.blocks:
+        block.norm_1, block.norm_2 = nn.Identity(), nn.Identity()
+
+
+@mutant(norm_position="sandwich")
+def sandwich_exchanges_its_norms(model, monkeypatch):
+    for block in model.blocks:  # with the shipped weights all norms are the same
+        block.norm_1, block.output_norm_1 = block.output_norm_1, block.norm_1
+
+
+@mutant(norm_position="sandwich")
+def sandwich_normalises_after_the_addition(model, monkeypatch):
+    forward_by(
+        monkeypatch,
+        SandwichBlock,
+        lambda b, x, j, f: norm_of(b, j, "output_norm")(x + f(norm_of(b, j)(x))),
+    )
+
+
+@mutant(norm_position="sandwich")
+def sandwich_has_no_final_norm(model, monkeypatch):
+    model.final_norm = nn.Identity()
+
+
+@mutant(norm_position="reordered")
+def reordered_is_computed_as_pre(model, monkeypatch):
+    for block in model.blocks:
+        block.__class__ = PreLNBlock
+
+
+@mutant(norm_position="reordered")
+def reordered_is_computed_as_post(model, monkeypatch):
+    forward_by(monkeypatch, ReorderedBlock, lambda b, x, j, f: norm_of(b, j)(x + f(x)))
+
+
+@mutant(norm_position="reordered")
+def reordered_has_no_final_norm(model, monkeypatch):
+    model.final_norm = nn.Identity()
+
+
+def alpha_of(block):
+    return (2 * block.n_layers) ** 0.25
+
+
+@mutant(norm_position="deepnorm")
+def deepnorm_multiplies_the_branch_instead_of_the_skip(model, monkeypatch):
+    forward_by(monkeypatch, DeepNormBlock, lambda b, x, j, f: norm_of(b, j)(x + alpha_of(b) * f(x)))
+
+
+@mutant(norm_position="deepnorm")
+def deepnorm_multiplies_what_the_sublayer_reads_too(model, monkeypatch):
+    def equation(block, x, j, f):
+        x = alpha_of(block) * x
+        return norm_of(block, j)(x + f(x))
+
+    forward_by(monkeypatch, DeepNormBlock, equation)
+
+
+@mutant(norm_position="deepnorm")
+def deepnorm_has_the_alpha_of_an_encoder_with_a_decoder(model, monkeypatch):
+    # Of table 2 of the paper, for as many layers in each: 0.81 (N^4 M)^(1/16).
+    alpha = 0.81 * 2 ** (5 / 16)
+    forward_by(monkeypatch, DeepNormBlock, lambda b, x, j, f: norm_of(b, j)(alpha * x + f(x)))
+
+
+@mutant(norm_position="deepnorm")
+def deepnorm_counts_sublayers_twice(model, monkeypatch):
+    for block in model.blocks:
+        block.n_layers *= 2
+
+
+@mutant(norm_position="deepnorm")
+def deepnorm_has_a_final_norm(model, monkeypatch):
+    model.final_norm = LayerNorm(model.config.d_model).double()
+
+
+@mutant(norm_position="residual_dual")
+def residual_dual_reads_the_last_block_only(model, monkeypatch):
+    monkeypatch.setattr(ResiDualBlock, "leave", staticmethod(lambda s, norm: s[0] + 0 * norm(s[1])))
+
+
+@mutant(norm_position="residual_dual")
+def residual_dual_normalises_x_instead_of_the_sum(model, monkeypatch):
+    monkeypatch.setattr(ResiDualBlock, "leave", staticmethod(lambda s, norm: norm(s[0]) + s[1]))
+
+
+@mutant(norm_position="residual_dual")
+def residual_dual_normalises_both_streams_together(model, monkeypatch):
+    monkeypatch.setattr(ResiDualBlock, "leave", staticmethod(lambda s, norm: norm(s[0] + s[1])))
+
+
+@mutant(norm_position="residual_dual")
+def residual_dual_sums_without_the_embedding(model, monkeypatch):
+    monkeypatch.setattr(ResiDualBlock, "enter", staticmethod(lambda x: (x, torch.zeros_like(x))))
+
+
+@mutant(norm_position="residual_dual")
+def residual_dual_runs_its_sublayers_on_the_sum(model, monkeypatch):
+    def wrong(self, streams, rotate=None, cache=None):
+        x, r = streams
+        f = self.attention(r, rotate, cache)
+        x, r = self.norm_1(x + f), r + f
+        f = self.feedforward(r)
+        return self.norm_2(x + f), r + f
+
+    monkeypatch.setattr(ResiDualBlock, "forward", wrong)
+
+
+@mutant(norm_position="residual_dual")
+def residual_dual_sums_what_was_normalised(model, monkeypatch):
+    def wrong(self, streams, rotate=None, cache=None):
+        x, r = streams
+        x = self.norm_1(x + self.attention(x, rotate, cache))
+        r = r + x
+        x = self.norm_2(x + self.feedforward(x))
+        return x, r + x
+
+    monkeypatch.setattr(ResiDualBlock, "forward", wrong)
+
+
+@mutant(norm_position="lns")
+def lns_divides_what_the_sublayer_made(model, monkeypatch):
+    forward_by(
+        monkeypatch, ScaledLNBlock, lambda b, x, j, f: x + f(norm_of(b, j)(x)) / b.number**0.5
+    )
+
+
+@mutant(norm_position="lns")
+def lns_divides_by_the_number_and_not_by_its_root(model, monkeypatch):
+    forward_by(monkeypatch, ScaledLNBlock, lambda b, x, j, f: x + f(norm_of(b, j)(x) / b.number))
+
+
+@mutant(norm_position="lns")
+def lns_counts_sublayers(model, monkeypatch):
+    forward_by(
+        monkeypatch,
+        ScaledLNBlock,
+        lambda b, x, j, f: x + f(norm_of(b, j)(x) / (2 * b.number - 2 + j) ** 0.5),
+    )
+
+
+@mutant(norm_position="lns")
+def lns_counts_from_two(model, monkeypatch):
+    for block in model.blocks:
+        block.number += 1
+
+
+@mutant(norm_position="lns")
+def lns_divides_by_the_root_of_the_depth(model, monkeypatch):
+    for block in model.blocks:
+        block.number = block.n_layers
+
+
+@mutant(norm_position="mix", n_layers=5)
+def mix_rounds_down(model, monkeypatch):
+    model.blocks[1].__class__ = PreLNBlock
+
+
+@mutant(norm_position="mix", n_layers=5)
+def mix_changes_a_block_later(model, monkeypatch):
+    model.blocks[2].__class__ = PostLNBlock
+
+
+@mutant(norm_position="mix", n_layers=5)
+def mix_ends_in_post_instead_of_beginning_with_it(model, monkeypatch):
+    for block in model.blocks:
+        block.number = 6 - block.number
+
+
+@mutant(norm_position="mix", n_layers=5)
+def mix_has_no_final_norm(model, monkeypatch):
+    model.final_norm = nn.Identity()
+
+
+# Other kinds of norms
+
+
+@mutant(norm="dyt")
+def dyt_has_its_alpha_outside_of_tanh(model, monkeypatch):
+    monkeypatch.setattr(
+        DyT, "forward", lambda self, x: self.gamma * self.alpha * x.tanh() + self.beta
+    )
+
+
+@mutant(norm="dyt")
+def dyt_shifts_inside_of_tanh(model, monkeypatch):
+    monkeypatch.setattr(
+        DyT, "forward", lambda self, x: self.gamma * (self.alpha * x + self.beta).tanh()
+    )
+
+
+@mutant(norm="dyt")
+def dyt_forgets_beta(model, monkeypatch):
+    monkeypatch.setattr(DyT, "forward", lambda self, x: self.gamma * (self.alpha * x).tanh())
+
+
+@mutant(norm="dyt")
+def dyt_bends_by_softsign(model, monkeypatch):
+    monkeypatch.setattr(
+        DyT, "forward", lambda self, x: self.gamma * F.softsign(self.alpha * x) + self.beta
+    )
+
+
+@mutant(norm="none")
+def none_normalises_the_head(model, monkeypatch):
+    model.final_norm = RMSNorm(model.config.d_model).double()
+
+
+@mutant(norm="none")
+def none_normalises_in_the_blocks(model, monkeypatch):
+    for block in model.blocks:
+        block.norm_2 = RMSNorm(model.config.d_model).double()
 
 
 # Positions

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from helpers import SIZES, VARIANTS, VOCAB_SIZE, grid, small_model, spread, variant_name
+from helpers import PLACED, SIZES, VARIANTS, VOCAB_SIZE, grid, small_model, spread, variant_name
 
 from gpt.errors import NonFiniteError
 from gpt.model.block import PreLNBlock
@@ -158,9 +158,9 @@ def test_what_comes_before_a_logit_that_is_not_finite_is_written(n_streams):
 
     def written(**settings):
         steps = []
+        writing = generate(model, prompt, 16, **settings)
         with pytest.raises(NonFiniteError, match="character 12 "):
-            for step in generate(model, prompt, 16, **settings):
-                steps.append(step.tolist())
+            steps.extend(step.tolist() for step in writing)
         return steps
 
     assert native_readers(model, 1)
@@ -261,6 +261,18 @@ def test_what_is_unknown_or_computes_something_else_is_left_to_torch(reject):
     assert native_readers(model, 2)
     reject(model)
     assert not native_readers(model, 2)
+
+
+@pytest.mark.parametrize("changes", PLACED, ids=variant_name)
+def test_placements_and_norms_that_no_tape_knows_are_written_by_torch(changes):
+    model = spread(small_model(**changes))
+    assert not native_readers(model, 2)
+    prompt = tokens(2, 3)
+    written = texts(model, prompt, CONTEXT - 2, temperature=0.0)  # as far as the context reaches
+    for row, text in zip(prompt.tolist(), written, strict=True):
+        for new in text:
+            assert logits_of(model, np.array([row])).argmax() == new  # without a cache
+            row.append(new)
 
 
 def test_a_model_too_large_to_copy_is_left_to_torch(monkeypatch):

@@ -1,11 +1,13 @@
-"""LayerNorm and RMSNorm: the equations, where they are delicate, and what they must not mix."""
+"""The norms: their equations, where they are delicate, and what they must not mix."""
+
+import math
 
 import numpy as np
 import pytest
 import torch
 from helpers import assert_equal
 
-from gpt.model.norms import NORMS, LayerNorm, RMSNorm
+from gpt.model.norms import NORMS, DyT, LayerNorm, NoNorm, RMSNorm
 
 
 def with_gains(norm):
@@ -44,6 +46,27 @@ def test_rmsnorm_is_its_equation():
     assert_equal({"y": norm(torch.from_numpy(x))}, {"y": expected})
 
 
+def test_dyt_is_its_equation():
+    norm, x = with_gains(DyT(7).double()), rows()
+    with torch.no_grad():
+        norm.alpha.fill_(0.3)
+    gains = np.linspace(0.5, 2, 7)
+    expected = np.array([[gains[i] * math.tanh(0.3 * v) for i, v in enumerate(row)] for row in x])
+    assert_equal({"y": norm(torch.from_numpy(x))}, {"y": expected + gains})
+
+
+def test_dyt_is_bounded_by_its_gain_and_a_line_near_zero():
+    norm = DyT(4).double()
+    large = torch.tensor([[1e6, -1e6, 1e-6, -1e-6]], dtype=torch.float64)
+    assert norm(large)[0].tolist() == pytest.approx([1, -1, 0.5e-6, -0.5e-6], rel=1e-9)
+
+
+def test_none_changes_nothing_and_learns_nothing():
+    norm, x = NoNorm(7), torch.from_numpy(rows())
+    assert norm(x) is x
+    assert not list(norm.parameters())
+
+
 def test_on_a_flat_row_the_place_of_eps_is_plain_to_see():
     """Variance 1e-6 beside eps 1e-5: inside the root it shrinks the row to 0.3, outside it would
     hardly touch it."""
@@ -79,6 +102,11 @@ def test_layernorm_ignores_shift_and_both_ignore_scale():
     assert (rms(x + 5) - rms(x)).abs().max() > 0.1
     for norm in (layer, rms):
         assert_equal({"y": norm(3 * x)}, {"y": norm(x)}, 1e-4)  # eps weighs less in 3 x
+
+
+def test_dyt_starts_with_one_alpha_of_a_half():
+    start = {name: parameter.tolist() for name, parameter in DyT(5).named_parameters()}
+    assert start == {"alpha": [0.5], "gamma": [1] * 5, "beta": [0] * 5}
 
 
 def test_gains_start_at_one_shifts_at_zero_and_rms_has_no_shift():

@@ -7,11 +7,13 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import VARIANTS, VOCAB_SIZE, grid, random_tokens, small_config, small_model
+from helpers import EVERY_VARIANT, VOCAB_SIZE, grid, random_tokens, small_config, small_model
 from torch import nn
 
 from gpt.config import TrainingConfig
+from gpt.model.block import BLOCKS
 from gpt.model.gpt import GPT
+from gpt.model.norms import NORMS
 from gpt.training import updates
 from gpt.training.optimisers import build_optimisers, parameter_kinds, set_learning_rate
 
@@ -136,9 +138,10 @@ def test_muon_as_shipped_equals_numpy_rounded_to_bfloat16():
     assert per_rate.max() < 0.02 * scale
 
 
+@pytest.mark.parametrize("norm", ["layer", "dyt"])
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-def test_without_gradient_matrices_and_tables_shrink_and_vectors_stay(optimizer):
-    model = small_model(attention_bias=True, tie_embeddings=False)
+def test_without_gradient_matrices_and_tables_shrink_and_vectors_stay(optimizer, norm):
+    model = small_model(attention_bias=True, tie_embeddings=False, norm=norm)
     config = TrainingConfig(optimizer=optimizer, learning_rate=0.02, weight_decay=0.1)
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     for parameter in model.parameters():
@@ -156,8 +159,8 @@ def test_without_gradient_matrices_and_tables_shrink_and_vectors_stay(optimizer)
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_every_parameter_of_every_variant_is_moved_by_exactly_one_group(optimizer):
     variants = [
-        *VARIANTS,
-        *grid(norm=["layer", "rms"], norm_position=["pre", "post"], tie_embeddings=[True, False]),
+        *EVERY_VARIANT,
+        *grid(norm=list(NORMS), norm_position=list(BLOCKS), tie_embeddings=[True, False]),
     ]
     for changes in variants:
         model = GPT(small_config(**changes), VOCAB_SIZE)

@@ -1,14 +1,17 @@
 """The torch model equals the frozen NumPy reference: every intermediate, every variant."""
 
+import hashlib
 import json
+import math
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from helpers import (
-    VARIANTS,
+    EVERY_VARIANT,
     VOCAB_SIZE,
     assert_equal,
     assert_parity,
@@ -24,11 +27,14 @@ from helpers import (
 )
 from reference import forward as reference
 
-from gpt.config import ModelConfig
+from gpt.config import Activation, ModelConfig, Positions
 from gpt.model.attention import explicit_attention
+from gpt.model.block import BLOCKS
 from gpt.model.gpt import GPT
+from gpt.model.norms import NORMS
 
-GOLDEN = Path(__file__).parent / "reference" / "golden.npz"
+FOLDER = Path(__file__).parent / "reference"
+GOLDEN, GOLDEN_PLACEMENTS = FOLDER / "golden.npz", FOLDER / "golden_placements.npz"
 
 
 @pytest.fixture(scope="module")
@@ -41,11 +47,29 @@ def golden():
             entry = variants.setdefault(variant, {"state": {}, "seen": {}, "gradient": {}})
             if name:
                 entry[kind][name[0]] = arrays[key].astype(np.float64)
-            elif kind == "config":
-                entry[kind] = json.loads(str(arrays[key]))
             else:
-                entry[kind] = arrays[key] if kind == "loss" else arrays[key].astype(np.int64)
+                entry[kind] = arrays[key]
+    with np.load(GOLDEN_PLACEMENTS) as arrays:
+        for key in arrays.files:
+            variant, kind = key.split("/")
+            entry = variants.setdefault(variant, {})
+            if not kind.endswith("_shapes"):
+                entry[kind] = arrays[key]
+            else:  # of the group that came before, whose arrays lie end to end
+                shapes = json.loads(str(arrays[key]))
+                kind = kind.removesuffix("_shapes")
+                entry[kind] = parted(entry[kind].astype(np.float64), shapes)
+    for entry in variants.values():
+        entry["config"] = json.loads(str(entry["config"]))
+        entry |= {name: entry[name].astype(np.int64) for name in ("tokens", "targets")}
     return variants
+
+
+def parted(joined, shapes):
+    ends = np.cumsum([math.prod(shape) for shape in shapes.values()])
+    assert ends[-1] == len(joined)
+    parts = np.split(joined, ends[:-1])
+    return {name: part.reshape(shapes[name]) for name, part in zip(shapes, parts, strict=True)}
 
 
 @pytest.fixture
@@ -65,12 +89,26 @@ def golden_model(golden):
     return build
 
 
-GOLDEN_VARIANTS = ["pre", "post", "gpt1", "paper", "llama", "recent"]
+GOLDEN_VARIANTS = [
+    *("pre", "post", "gpt1", "paper", "llama", "recent"),
+    *("sandwich", "reordered", "deepnorm", "residual_dual", "lns", "mix", "dyt", "none"),
+]
 
 
-def test_the_golden_arrays_are_the_six_variants_and_stay_small(golden):
+def test_the_golden_arrays_are_the_fourteen_variants_and_stay_small(golden):
     assert list(golden) == GOLDEN_VARIANTS
     assert GOLDEN.stat().st_size < 500_000
+    assert GOLDEN_PLACEMENTS.stat().st_size < 250_000
+
+
+def test_the_first_golden_file_is_never_written_again():
+    digest = hashlib.sha256(GOLDEN.read_bytes()).hexdigest()
+    assert digest == "dd9edd48c5c7ade046ea61718a674f0c7cb00fb10986f58415143f3c5ed7fd31"
+
+
+def test_every_placement_and_kind_of_norm_has_golden_arrays(golden):
+    for field, choices in (("norm_position", BLOCKS), ("norm", NORMS)):
+        assert {entry["config"][field] for entry in golden.values()} == set(choices)
 
 
 @pytest.mark.parametrize("variant", GOLDEN_VARIANTS)
@@ -102,7 +140,7 @@ def test_the_torch_model_reproduces_the_golden_gradient_entry_by_entry(
 @pytest.mark.parametrize("positions", ["learned", "sinusoidal", "rotary"])
 @pytest.mark.parametrize("norm", ["layer", "rms"])
 @pytest.mark.parametrize("norm_position", ["pre", "post"])
-@pytest.mark.parametrize("activation", ["relu", "gelu", "gelu_tanh", "relu2", "swiglu"])
+@pytest.mark.parametrize("activation", list(get_args(Activation)))
 def test_every_combination_equals_the_reference(norm_position, norm, positions, activation):
     """The complete grid, one block deep, with small and with large weights, on both paths."""
     tokens = random_tokens()
@@ -125,6 +163,19 @@ def test_every_combination_equals_the_reference(norm_position, norm, positions, 
         assert_both_paths(spread(model), tokens, rest)
 
 
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("norm_position", BLOCKS)
+def test_every_placement_with_every_kind_of_norm_equals_the_reference(norm_position, norm):
+    """With every kind of position and every activation. In a stack of two the second block of
+    lns and mix is of another kind than the first. Without norms, numbers would grow until their
+    rounding alone is above the tolerance, so weights are smaller there."""
+    tokens, std = random_tokens(), 0.15 if norm == "none" else 0.3
+    for changes in grid(positions=get_args(Positions), activation=get_args(Activation)):
+        model = small_model(norm_position=norm_position, norm=norm, **changes)
+        assert_both_paths(model, tokens, changes)
+        assert_both_paths(spread(model, std=std), tokens, changes)
+
+
 def assert_both_paths(model, tokens, rest):
     expected = reference_pass(model, tokens)
     try:
@@ -139,8 +190,8 @@ def assert_both_paths(model, tokens, rest):
         raise AssertionError(f"{rest}: {error}") from error
 
 
-@pytest.mark.parametrize("changes", VARIANTS, ids=variant_name)
-@pytest.mark.parametrize("init", ["gpt2", "xavier"])
+@pytest.mark.parametrize("changes", EVERY_VARIANT, ids=variant_name)
+@pytest.mark.parametrize("init", ["gpt2", "xavier", "native"])
 def test_a_stack_equals_the_reference_over_the_whole_context(init, changes):
     model = small_model(init=init, **changes)
     tokens = random_tokens(model.config.context_length)
@@ -149,14 +200,26 @@ def test_a_stack_equals_the_reference_over_the_whole_context(init, changes):
 
 
 def test_every_value_is_compared():
-    """Two blocks of 13 values each, with the embedding, the final norm and the logits."""
-    model = small_model()
-    seen = reference_pass(model, random_tokens())
-    assert len(seen) == 2 * 13 + 3
-    assert len(reference_pass(small_model(norm_position="post"), random_tokens())) == 2 * 13 + 2
+    """Two blocks of 13 values each and what a placement adds, with the embedding, the final norm
+    and the logits."""
+    expected = {
+        "pre": 2 * 13 + 3,
+        "post": 2 * 13 + 2,
+        "sandwich": 2 * (13 + 2) + 3,
+        "reordered": 2 * 13 + 3,
+        "deepnorm": 2 * 13 + 2,
+        "residual_dual": 2 * (13 + 1) + 3,
+        "lns": 2 * (13 + 2) + 3,
+        "mix": 2 * 13 + 3,
+    }
+    found = {
+        placement: len(reference_pass(small_model(norm_position=placement), random_tokens()))
+        for placement in BLOCKS
+    }
+    assert found == expected
 
 
-@pytest.mark.parametrize("changes", VARIANTS, ids=variant_name)
+@pytest.mark.parametrize("changes", EVERY_VARIANT, ids=variant_name)
 def test_the_reference_reads_every_weight(changes):
     """A weight that the reference ignored would be proved equal by nothing."""
     model = spread(small_model(**changes))

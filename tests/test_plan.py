@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from helpers import VARIANTS, variant_name
 
 from gpt.config import ModelConfig, RunConfig, TrainingConfig
+from gpt.model.block import BLOCKS
 from gpt.model.count import flops_per_character
 from gpt.model.gpt import GPT
 from gpt.text.reading import Corpus, Source
@@ -172,6 +173,43 @@ def test_a_caution_is_printed_only_where_post_ln_was_seen_to_stall(changes, caut
     if cautioned:
         assert "Post-LN" in lines[0]
         assert " try" in "".join(lines)
+
+
+@pytest.mark.parametrize(
+    ("changes", "remedy"),
+    [
+        ({"norm_position": "deepnorm"}, {"init": "native"}),
+        ({"norm_position": "deepnorm", "init": "xavier"}, {"init": "native"}),
+        ({"norm_position": "lns", "init": "gpt2"}, {"init": "native"}),
+        ({"norm_position": "reordered", "init": "native"}, {"qk_norm": True}),
+    ],
+)
+def test_a_placement_without_what_its_paper_asks_for_is_said_in_one_line(changes, remedy):
+    (line,) = plan.caution(RunConfig().with_changes(changes))
+    assert line.startswith("caution")
+    assert len(line) <= 100
+    assert line.endswith("--qk_norm" if "qk_norm" in remedy else "--init native")
+    assert plan.caution(RunConfig().with_changes(changes | remedy)) == []
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        *({"norm_position": name, "init": "native", "qk_norm": True} for name in BLOCKS),
+        {"norm_position": "lns", "init": "xavier"},
+        {"norm_position": "sandwich", "init": "gpt2"},
+    ],
+    ids=lambda changes: changes["norm_position"],
+)
+def test_a_placement_with_what_it_needs_is_not_cautioned(changes):
+    assert plan.caution(RunConfig().with_changes(changes)) == []
+
+
+def test_a_placement_and_its_warm_up_are_both_cautioned():
+    changes = {"norm_position": "deepnorm", "steps": 50, "warmup_steps": 51}
+    text = " ".join(plan.caution(RunConfig().with_changes(changes)))
+    assert "--init native" in text
+    assert "longer than the run" in text
 
 
 @pytest.mark.parametrize("steps", [2, 20, 200, 5000])

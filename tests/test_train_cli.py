@@ -193,19 +193,23 @@ def test_without_a_compiler_compile_warns_and_the_run_is_the_same(text, tmp_path
     assert all(torch.equal(ours.model[name], theirs.model[name]) for name in ours.model)
 
 
-def test_compare_prints_a_table_of_every_seed(text, tmp_path):
+def test_compare_trains_every_arm_with_every_seed_and_states_what_was_found(text, tmp_path):
     ended = script(
         "compare.py", "run", text, *TINY, "--steps", 3, "--seeds", 2, "--out", tmp_path / "pair"
     )
     assert ended.returncode == 0, ended.stderr
-    assert "post - pre: mean" in ended.stdout
-    assert sorted(p.name for p in (tmp_path / "pair").iterdir()) == [
-        "post-s1337", "post-s1338", "pre-s1337", "pre-s1338",
-    ]  # fmt: skip
+    assert "post against pre" in ended.stdout
+    assert sorted(p.name for p in (tmp_path / "pair").glob("*/outcome.json")) == 4 * [
+        "outcome.json"
+    ]
+    assert (tmp_path / "pair" / "report.html").exists()
 
 
 def test_compare_explains_its_subcommands():
-    assert script("compare.py", "--help").returncode == 0
-    wrong = script("compare.py", "walk")
+    helped = script("compare.py", "--help")
+    assert helped.returncode == 0
+    for name in ("run", "demo", "why", "sweep", "duel", "verify", "init"):
+        assert f"\n  {name} " in helped.stdout
+    wrong = script("compare.py", "swep")
     assert wrong.returncode == 2
-    assert "walk" in wrong.stderr
+    assert "'swep'. Did you mean 'sweep'?" in wrong.stderr

@@ -22,9 +22,15 @@ from torch import Tensor, nn
 from gpt.config import ModelConfig, from_flat
 from gpt.config_files import read_toml
 from gpt.errors import UsageError
-from gpt.interop.huggingface import from_huggingface, huggingface_config, to_huggingface
-from gpt.model.block import Block
+from gpt.interop.huggingface import (
+    FAMILIES,
+    from_huggingface,
+    huggingface_config,
+    to_huggingface,
+)
+from gpt.model.block import BLOCKS, Block
 from gpt.model.gpt import GPT
+from gpt.model.norms import NORMS
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # read when the fixture below imports transformers
 
@@ -236,6 +242,92 @@ def test_one_wrong_choice_moves_the_logits_ten_times_the_tolerance(
     assert (found - expected).abs().max() > 10 * tolerance(family, dtype)
 
 
+# Two placements that no family of ours writes, where transformers has them: Llama in all else.
+PLACED = {
+    "sandwich": ("Gemma2Config", "Gemma2ForCausalLM"),
+    "reordered": ("Olmo2Config", "Olmo2ForCausalLM"),
+}
+PLACED_NORMS = {
+    "sandwich": {
+        "input_layernorm": "norm_1",
+        "post_attention_layernorm": "output_norm_1",
+        "pre_feedforward_layernorm": "norm_2",
+        "post_feedforward_layernorm": "output_norm_2",
+    },
+    "reordered": {
+        "post_attention_layernorm": "norm_1",
+        "post_feedforward_layernorm": "norm_2",
+    },
+}
+
+
+def placed_config(placement: str) -> ModelConfig:
+    """OLMo 2 normalises the queries of all heads together, which is our qk_norm for one head."""
+    heads = {"n_heads": 1, "n_kv_heads": 1, "qk_norm": True} if placement == "reordered" else {}
+    return dataclasses.replace(CONFIGS["llama"], norm_position=placement, **heads)
+
+
+def placed_model(transformers: ModuleType, ours: GPT, dtype: torch.dtype) -> nn.Module:
+    """Their model with our weights."""
+    config = ours.config
+    placement = config.norm_position
+    keywords = huggingface_config(
+        "llama", dataclasses.replace(CONFIGS["llama"], n_kv_heads=config.n_kv_heads), VOCAB_SIZE
+    )
+    keywords |= {"num_attention_heads": config.n_heads, "pad_token_id": None}
+    if placement == "sandwich":
+        keywords |= {
+            "hidden_activation": keywords.pop("hidden_act"),
+            "head_dim": config.d_k,
+            "query_pre_attn_scalar": config.d_k,
+            "final_logit_softcapping": None,
+            "attn_logit_softcapping": None,
+        }
+    config_class, model_class = (getattr(transformers, name) for name in PLACED[placement])
+    theirs = model_class(config_class(**keywords, attn_implementation="eager")).to(dtype)
+    plain = dataclasses.replace(config, norm_position="pre", qk_norm=False)
+    weights = ours.state_dict()
+    named = to_huggingface(
+        "llama", {n: w for n, w in weights.items() if "output_norm" not in n}, plain
+    )
+    for i in range(config.n_layers):
+        prefix = f"model.layers.{i}."
+        named.pop(f"{prefix}input_layernorm.weight")
+        for name, own in PLACED_NORMS[placement].items():
+            named[f"{prefix}{name}.weight"] = weights[f"blocks.{i}.{own}.gamma"]
+        if placement == "reordered":
+            for name in ("q_norm", "k_norm"):
+                named[f"{prefix}self_attn.{name}.weight"] = torch.ones(config.d_model)
+    if placement == "sandwich":  # Gemma's gains are offsets from one, its embeddings scaled
+        for name in named:
+            if "norm" in name:
+                named[name] = named[name] - 1
+        named["model.embed_tokens.weight"] = (
+            named["model.embed_tokens.weight"] / config.d_model**0.5
+        )
+    theirs.load_state_dict(named)
+    return theirs.eval()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("placement", PLACED)
+def test_gemma_2_is_sandwich_and_olmo_2_is_reordered(
+    transformers: ModuleType, placement: str, dtype: torch.dtype
+) -> None:
+    ours = our_model("llama", placed_config(placement)).to(dtype)
+    theirs = placed_model(transformers, ours, dtype)
+    found, expected = logits_of(ours, theirs)
+    assert found.dtype == expected.dtype
+    assert expected.std() > 0.4
+    atol = 3 * tolerance("llama", dtype)  # more norms in float32
+    torch.testing.assert_close(found, expected, atol=atol, rtol=0)
+    for block in ours.blocks:
+        swap_norms(block)
+    found, expected = logits_of(ours, theirs)
+    assert (found - expected).abs().max() > 10 * atol
+
+
 @pytest.mark.slow
 def test_the_gpt2_preset_is_what_their_config_calls_gpt2(transformers: ModuleType) -> None:
     keywords = huggingface_config("gpt2", preset("gpt2"), 50257)
@@ -298,6 +390,13 @@ def test_there_and_back_is_bit_equal_and_shares_no_memory(family: str, tied: boo
         ("openai-gpt", {"d_ff": 44}, "d_ff = 44 cannot .* d_ff = 192"),
         ("llama", {"norm_position": "post"}, "norm_position = 'post'"),
         ("llama", {"norm": "layer"}, "norm = 'layer'"),
+        *(
+            (family, {field: value}, f"{field} = '{value}' cannot be written as {family}, which")
+            for family in FAMILIES
+            for field, values in (("norm_position", BLOCKS), ("norm", NORMS))
+            for value in values
+            if value not in ("pre", "post", "layer", "rms")
+        ),
         ("llama", {"positions": "learned"}, "positions = 'learned'"),
         ("llama", {"activation": "relu"}, "activation = 'relu'"),
         ("llama", {"attention_bias": True}, "attention_bias = True"),

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from gpt.checks import nearest
-from gpt.config import NormPosition, RunConfig
+from gpt.config import Norm, NormPosition, RunConfig
 from gpt.config_files import read_toml
 from gpt.errors import UsageError
 
@@ -23,21 +23,24 @@ class Arm:
 
 
 def parse_arms(words: tuple[str, ...], base: RunConfig) -> list[Arm]:
-    """Norm placements (pre, post) or TOML files, one arm a word, each checked against the base.
+    """Norm placements, norm kinds or TOML files, one arm a word, each checked against the base.
 
     Raises UsageError for an unknown word, a repeated name or a config that breaks a rule.
     """
-    placements = get_args(NormPosition)
+    placements, kinds = get_args(NormPosition), get_args(Norm)
     arms = []
     for word in words:
         if word in placements:
             arms.append(Arm(word, {"norm_position": word}))
+        elif word in kinds:
+            arms.append(Arm(word, {"norm": word}))
         elif word.endswith(".toml"):
             arms.append(Arm(Path(word).stem, read_toml([word])))
         else:
             raise UsageError(
-                f"arm {word!r} is neither a norm placement ({', '.join(placements)}) nor a file "
-                f"of changes that ends in .toml.{nearest(word, placements)}"
+                f"arm {word!r} is neither a norm placement ({', '.join(placements)}), nor a kind "
+                f"of norm ({', '.join(kinds)}), nor a file of changes that ends in .toml."
+                f"{nearest(word, [*placements, *kinds])}"
             )
     names = [arm.name for arm in arms]
     for name in names:

@@ -13,7 +13,8 @@ def parameter_count(config: ModelConfig, vocab_size: int) -> dict[str, int]:
     positions        context_length d when learned, else 0
     attention        n_layers (2 + 2 g) d^2: W_Q, W_O, W_K, W_V; with attention_bias + (2 + 2 g) d
     feedforward      n_layers 2 d d_ff, swiglu 3 d d_ff; with feedforward_bias + d_ff + d
-    norms            2 n_layers norms, one more for Pre-LN, of 2 d (layer) or d (rms)
+    norms            2 n_layers norms (sandwich: 4 n_layers), one more where the placement has a
+                     final norm, of 2 d (layer), d (rms), 2 d + 1 (dyt) or 0 (none)
     head             0 when tied, else vocab_size d
 
     With the defaults, d_ff = 4 d, the matrices of a block hold 4 d^2 + 8 d^2 = 12 d^2 parameters.
@@ -35,7 +36,7 @@ def kind_count(config: ModelConfig, vocab_size: int) -> dict[str, int]:
 
     matrices  of the blocks: W_Q, W_K, W_V, W_O, W_in, W_gate, W_out
     tables    token embedding, learned positions, an untied head
-    vectors   gains and shifts of norms, and biases
+    vectors   gains, shifts and alphas of norms, and biases
     """
     counts = parameter_count(config, vocab_size)
     return {
@@ -80,8 +81,10 @@ def _biases(config: ModelConfig) -> tuple[int, int]:
 
 
 def _gains(config: ModelConfig) -> int:
-    n_norms = 2 * config.n_layers + BLOCKS[config.norm_position].needs_final_norm
-    return n_norms * config.d_model * (2 if config.norm == "layer" else 1)
+    in_a_block = 4 if config.norm_position == "sandwich" else 2
+    n_norms = in_a_block * config.n_layers + BLOCKS[config.norm_position].needs_final_norm
+    d = config.d_model
+    return n_norms * {"layer": 2 * d, "rms": d, "dyt": 2 * d + 1, "none": 0}[config.norm]
 
 
 def _widths(config: ModelConfig) -> tuple[int, int]:

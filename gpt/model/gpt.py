@@ -38,7 +38,8 @@ class GPT(nn.Module):
         else:
             self.positions = RotaryPositions(config.context_length, config.d_k)
         block = BLOCKS[config.norm_position]
-        self.blocks = nn.ModuleList(block(config) for _ in range(config.n_layers))
+        numbers = range(1, config.n_layers + 1)
+        self.blocks = nn.ModuleList(block(config, number) for number in numbers)
         norm = NORMS[config.norm]
         self.final_norm = norm(config.d_model) if block.needs_final_norm else nn.Identity()
         tied = config.tie_embeddings
@@ -58,9 +59,11 @@ class GPT(nn.Module):
         if rotate is None:
             x = self.positions(x, start)
         x = self.drop(x, self.config.dropout, self.training)
+        placement = BLOCKS[self.config.norm_position]
+        stream = placement.enter(x)
         for i, block in enumerate(self.blocks):
-            x = block(x, rotate, cache[i] if cache else None)
-        x = self.final_norm(x)
+            stream = block(stream, rotate, cache[i] if cache else None)
+        x = placement.leave(stream, self.final_norm)
         head = self.token_embedding if self.head is None else self.head
         return F.linear(x, head.weight)  # (B, T, d_model) -> (B, T, vocab_size)
 

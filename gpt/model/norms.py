@@ -1,7 +1,7 @@
 """Normalisation of each position's features, alone: nothing crosses positions or the batch."""
 
 import torch.nn.functional as F
-from torch import Tensor, float64, nn, ones, zeros
+from torch import Tensor, float64, full, nn, ones, zeros
 
 from gpt.model.kernels import NormKernel
 
@@ -48,4 +48,30 @@ def rms_normalise(x: Tensor, eps: float) -> Tensor:
     return F.rms_norm(x if x.dtype == float64 else x.float(), x.shape[-1:], eps=eps)
 
 
-NORMS = {"layer": LayerNorm, "rms": RMSNorm}
+class DyT(nn.Module):
+    """``gamma * tanh(alpha x) + beta``: no statistics, a bend that one learned number places.
+
+    alpha, one for all features, starts at 0.5.
+    Shapes: x and the result ``(..., d_model)``. Source: Zhu et al. 2025, arXiv 2503.10622.
+    """
+
+    def __init__(self, d_model: int) -> None:
+        super().__init__()
+        self.alpha = nn.Parameter(full((1,), 0.5))
+        self.gamma = nn.Parameter(ones(d_model))
+        self.beta = nn.Parameter(zeros(d_model))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.gamma * (self.alpha * x).tanh() + self.beta
+
+
+class NoNorm(nn.Identity):
+    """``x``: no norm at all, and no parameters."""
+
+
+NORMS: dict[str, type[nn.Module]] = {
+    "layer": LayerNorm,
+    "rms": RMSNorm,
+    "dyt": DyT,
+    "none": NoNorm,
+}

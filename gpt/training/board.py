@@ -8,6 +8,7 @@ SummaryWriter writes in a thread, where an error is a traceback that nobody can 
 
 import os
 import re
+import struct
 import time
 from pathlib import Path
 
@@ -22,14 +23,15 @@ _NAME = re.compile(r"events\.out\.tfevents\.(\d+)\..*")
 class Board:
     """A new event file in ``folder``. Raises OSError wherever the disk refuses.
 
-    ``first_step`` voids the points that older files of the folder have there or later.
+    ``first_step`` voids the points that older files of the folder have there or later. ``kind``
+    ends the file's name, for those who write beside a run.
     """
 
-    def __init__(self, folder: Path, first_step: int | None = None) -> None:
+    def __init__(self, folder: Path, first_step: int | None = None, kind: str = "") -> None:
         there = [match for path in folder.iterdir() if (match := _NAME.fullmatch(path.name))]
         stamp = max([int(time.time()), *(int(match[1]) + 1 for match in there)])
-        name = f"events.out.tfevents.{stamp:010d}.{os.getpid()}"
-        self._file = open(folder / name, "xb")  # noqa: SIM115 - closed by close()
+        self.path = folder / f"events.out.tfevents.{stamp:010d}.{os.getpid()}{kind}"
+        self._file = open(self.path, "xb")  # noqa: SIM115 - closed by close()
         self._records = RecordWriter(self._file)
         self._write(Event(file_version="brain.Event:2"))
         if first_step is not None:
@@ -39,11 +41,23 @@ class Board:
     def scalars(self, values: dict[str, float], step: int) -> None:
         """One point of each curve."""
         points = [Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]
-        self._write(Event(step=step, summary=Summary(value=points)))
+        self.summary(Summary(value=points), step)
 
     def text(self, tag: str, markdown: str, step: int) -> None:
         """A text that TensorBoard shows as Markdown."""
-        self._write(Event(step=step, summary=text_summary(tag, markdown)))
+        self.summary(text_summary(tag, markdown), step)
+
+    def image(self, tag: str, png: bytes, step: int) -> None:
+        """A picture, the bytes of a PNG file. Raises ValueError for another kind of file."""
+        if png[:8] != b"\x89PNG\r\n\x1a\n" or len(png) < 24:
+            raise ValueError(f"the image {tag!r} is not a PNG file; give the bytes of one")
+        width, height = struct.unpack(">II", png[16:24])
+        image = Summary.Image(width=width, height=height, colorspace=4, encoded_image_string=png)
+        self.summary(Summary(value=[Summary.Value(tag=tag, image=image)]), step)
+
+    def summary(self, summary: Summary, step: int) -> None:
+        """Values of any kind, as TensorBoard's plugins want them."""
+        self._write(Event(step=step, summary=summary))
 
     def flush(self) -> None:
         """Hand everything written so far to the operating system."""

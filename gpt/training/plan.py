@@ -85,7 +85,7 @@ def describe(config: RunConfig, corpus: Corpus, machine: dict[str, Any]) -> list
 
 
 def caution(config: RunConfig) -> list[str]:
-    """Lines about settings that were seen to fail; none for most runs.
+    """Lines about settings that were seen to fail, or lack what their paper asks for; few have any.
 
     Post-LN was seen to stay at the unigram entropy with 6 blocks, Xavier weights, rate 3e-3 and no
     warm-up (100 steps of it helped; so did the gpt2 weights), with 12 blocks at rate 1e-3, and
@@ -93,16 +93,16 @@ def caution(config: RunConfig) -> list[str]:
     """
     model, training = config.model, config.training.resolved()
     assert training.warmup_steps is not None, "resolved() writes every default out"
+    lines = _lacking(config)
     if training.warmup_steps > training.steps:
-        return _line(
+        return lines + _line(
             "caution",
             f"the warm-up ({training.warmup_steps:,} steps) is longer than the run "
             f"({training.steps:,}): the learning rate never reaches its peak; "
             f"--warmup_steps {training.steps // 10} would be a tenth",
         )
     if model.norm_position != "post" or model.n_layers < 6:
-        return []
-    lines = []
+        return lines
     xavier = model.init == "xavier"
     short = training.warmup_steps < (min(100, training.steps // 2) if xavier else 1)
     if short and (xavier or model.n_layers >= 12):
@@ -120,6 +120,24 @@ def caution(config: RunConfig) -> list[str]:
             "stay at the unigram entropy; try --learning_rate 0.001",
         )
     return lines
+
+
+def _lacking(config: RunConfig) -> list[str]:
+    """What the placement of the norms needs to be the published one, and the config does not give.
+
+    Wang et al. 2022, arXiv 2203.00555, 4.3; Sun et al. 2025, arXiv 2502.05795, and the README of
+    its code; OLMo 2, arXiv 2501.00656, 3.2, where order and qk_norm together end the spikes.
+    """
+    placement, init = config.model.norm_position, config.model.init
+    if placement == "deepnorm" and init != "native":
+        text = f"deepnorm with init {init} lacks its beta; try --init native"
+    elif placement == "lns" and init == "gpt2":
+        text = "lns with init gpt2 scales twice, which its paper forbids; try --init native"
+    elif placement == "reordered" and not config.model.qk_norm:
+        text = "reordered norms are published together with qk_norm; try --qk_norm"
+    else:
+        return []
+    return _line("caution", text)
 
 
 def characters_per_step(config: RunConfig) -> int:

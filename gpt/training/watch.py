@@ -36,17 +36,23 @@ class Watch:
             after = [p.detach() for p in block.parameters()]
             moved = total_norm(torch._foreach_sub(after, self.before[i])).item()
             values[f"grad_norm/block_{i:02}"] = self.gradients[i]
-            values[f"update_ratio/block_{i:02}"] = moved / max(total_norm(self.before[i]).item(), 1e-12)
+            values[f"update_ratio/block_{i:02}"] = moved / max(
+                total_norm(self.before[i]).item(), 1e-12
+            )
             values[f"stream_rms/block_{i:02}"] = streams[i]
         return values
 
 
 def stream_rms(model: GPT, inputs: Tensor) -> list[float]:
-    """``sqrt(mean(x^2))`` of the residual stream after each block; draws no random number."""
+    """``sqrt(mean(x^2))`` of the residual stream after each block; draws no random number.
+
+    Of the two streams of residual_dual it is the sum, r: the other one was just normalised.
+    """
     found: list[float] = []
 
-    def record(_block: nn.Module, _inputs: object, output: Tensor) -> None:
-        found.append(output.float().square().mean().sqrt().item())
+    def record(_block: nn.Module, _inputs: object, output: Tensor | tuple[Tensor, Tensor]) -> None:
+        stream = output[1] if isinstance(output, tuple) else output
+        found.append(stream.float().square().mean().sqrt().item())
 
     hooks = [block.register_forward_hook(record) for block in model.blocks]
     try:

@@ -16,19 +16,12 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpt.commandline import (
-    CompareCommand,
-    TrainCommand,
-    parse,
-    parse_compare,
-    parse_train,
-    run_config,
-    run_name,
-)
+from gpt.commandline import TrainCommand, parse, parse_train, run_config, run_name
 from gpt.config import RunConfig, from_flat, to_flat
 from gpt.config_files import read_toml, write_toml
 from gpt.errors import NonFiniteError, UsageError
 from gpt.exits import exit_code
+from gpt.lab.commandline import RunCommand, parse_compare
 from gpt.sampling.filters import distribution, draw
 from gpt.sampling.generate import generate
 from gpt.sampling.options import SampleCommand
@@ -86,14 +79,14 @@ def train(words, preset):
 
 
 def compare(words, preset):
-    return parse_compare(words)
+    return parse_compare("run", words)
 
 
 def sample(words, preset):
     return parse(SampleCommand, words, SampleCommand())
 
 
-COMMANDS = [(train, TrainCommand()), (compare, CompareCommand()), (sample, SampleCommand())]
+COMMANDS = [(train, TrainCommand()), (compare, RunCommand()), (sample, SampleCommand())]
 WORDS = st.sampled_from([
     "", "-", "--", "---", "=", "--=", "-h", "--help", "-x", "1", "-1", "0", "-0", "1e3", "1.5",
     "nan", "inf", "-inf", "1e400", "9" * 400, "9" * 5000, "0x10", "1_000", "٣", " 1", "1\x85",
@@ -171,7 +164,7 @@ def test_help_shows_no_control_characters_of_a_config_file(tmp_path, faults):
     file.write_text('text = "a\\u001b]52;c;eA==\\u0007\\u202eb.txt"', encoding="utf-8")
     with faults("a config file with control characters"):
         with Console() as console, pytest.raises(SystemExit) as leaving:
-            parse_compare(["--config", str(file), "--help"])
+            parse_compare("run", ["--config", str(file), "--help"])
         assert leaving.value.code == 0
         assert "--n_layers" in console.out
         assert "\\x1b]52" in console.out

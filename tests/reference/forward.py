@@ -24,12 +24,18 @@ def forward(state, tokens, config):
     tokens  ids (B, T)
     config  the fields of a resolved ModelConfig, as a dict
     """
-    seen = {}
+    seen, placement = {}, config["norm_position"]
     x = embed(state, tokens, config)  # (B, T) -> (B, T, d_model)
-    seen["embedding"] = x
+    seen["embedding"] = r = x
     for i in range(config["n_layers"]):
-        x = block(state, f"blocks.{i}", x, config, seen)  # (B, T, d_model) -> (B, T, d_model)
-    if config["norm_position"] == "pre":
+        name = f"blocks.{i}"
+        x = block(state, name, x, config, seen, i)  # (B, T, d_model) -> (B, T, d_model)
+        if placement == "residual_dual":
+            r = seen[f"{name}.dual"] = r + seen[f"{name}.attention"] + seen[f"{name}.feedforward"]
+    if placement == "residual_dual":
+        seen["final_norm"] = norm(state, "final_norm", r, config)
+        x = x + seen["final_norm"]
+    elif placement not in ("post", "deepnorm"):
         x = seen["final_norm"] = norm(state, "final_norm", x, config)
     head = state["token_embedding.weight" if config["tie_embeddings"] else "head.weight"]
     seen["logits"] = x @ head.T  # (B, T, d_model) -> (B, T, vocab_size)
@@ -54,32 +60,46 @@ def embed(state, tokens, config):
     return x  # rotary positions act inside attention
 
 
-def block(state, name, x, config, seen):
-    """Pre-LN: x + f(norm(x)). Post-LN: norm(x + f(x)). Twice: attention, then feed-forward."""
-    if config["norm_position"] == "pre":
-        n1 = norm(state, f"{name}.norm_1", x, config)
-        a = attention(state, f"{name}.attention", n1, config, seen)
-        r1 = x + a
-        n2 = norm(state, f"{name}.norm_2", r1, config)
-        f = feedforward(state, f"{name}.feedforward", n2, config, seen)
-        r2 = out = r1 + f
-    else:
-        a = attention(state, f"{name}.attention", x, config, seen)
-        r1 = x + a
-        n1 = norm(state, f"{name}.norm_1", r1, config)
-        f = feedforward(state, f"{name}.feedforward", n1, config, seen)
-        r2 = n1 + f
-        n2 = out = norm(state, f"{name}.norm_2", r2, config)
-    seen |= {
-        f"{name}.norm_1": n1,
-        f"{name}.attention": a,
-        f"{name}.residual_1": r1,
-        f"{name}.norm_2": n2,
-        f"{name}.feedforward": f,
-        f"{name}.residual_2": r2,
-        name: out,
-    }
-    return out
+def block(state, name, x, config, seen, i=0):
+    """Attention, then feed-forward, in block i, counted from 0."""
+    for j in (1, 2):
+        x = sublayer(state, name, i, j, x, config, seen)
+    seen[name] = x
+    return x
+
+
+def sublayer(state, name, i, j, x, config, seen):
+    """Attention (j = 1) or feed-forward (j = 2) of block i, and its norms."""
+
+    def f(x):
+        part, function = (("attention", attention), ("feedforward", feedforward))[j - 1]
+        y = seen[f"{name}.{part}"] = function(state, f"{name}.{part}", x, config, seen)
+        return y
+
+    def n(x, kind="norm"):
+        y = seen[f"{name}.{kind}_{j}"] = norm(state, f"{name}.{kind}_{j}", x, config)
+        return y
+
+    def total(x):
+        seen[f"{name}.residual_{j}"] = x
+        return x
+
+    placement, n_layers = config["norm_position"], config["n_layers"]
+    if placement == "mix":
+        placement = "post" if 4 * i < n_layers else "pre"
+    if placement == "pre":
+        return total(x + f(n(x)))
+    if placement in ("post", "residual_dual"):
+        return n(total(x + f(x)))
+    if placement == "sandwich":
+        return total(x + n(f(n(x)), "output_norm"))
+    if placement == "reordered":
+        return total(x + n(f(x)))
+    if placement == "deepnorm":
+        return n(total((2 * n_layers) ** 0.25 * x + f(x)))
+    assert placement == "lns", placement
+    scaled = seen[f"{name}.scaled_{j}"] = n(x) * (i + 1) ** -0.5
+    return total(x + f(scaled))
 
 
 def attention(state, name, x, config, seen):
@@ -127,6 +147,11 @@ def linear(state, name, x, bias):
 
 
 def norm(state, name, x, config):
+    if config["norm"] == "none":
+        return x
+    if config["norm"] == "dyt":
+        bent = np.tanh(state[f"{name}.alpha"] * x)
+        return state[f"{name}.gamma"] * bent + state[f"{name}.beta"]
     if config["norm"] == "rms":
         return rms(x) * state[f"{name}.gamma"]
     centred = x - x.mean(axis=-1, keepdims=True)

@@ -1,0 +1,152 @@
+"""What a duel found: what was tuned to what, the statement, the report."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from textwrap import wrap
+from typing import TYPE_CHECKING
+
+from gpt.lab.grid import Side, mean_loss, rate_name
+from gpt.lab.outcomes import Outcome
+from gpt.lab.run import Comparison, config_difference
+from gpt.lab.setting import ranges, setting_of
+from gpt.lab.statement import statement
+from gpt.lab.trials import source_digest
+from gpt.lab.tuning import Setting, Tuned, tune
+from gpt.text.entropy import cross_entropies
+from gpt.text.reading import Corpus
+from gpt.training.curves import read_metrics
+from gpt.training.progress import say
+
+if TYPE_CHECKING:
+    from gpt.lab.duel import Cells, Tuning
+
+
+def account(tuning: "Tuning") -> list[str]:
+    """What was tuned to what, and at which cost: a table an arm, then the winners."""
+    cells = next(iter(tuning.cells.values()))
+    outcomes = [outcome for of_setting in cells.values() for outcome in of_setting]
+    characters = sum(outcome.characters for outcome in outcomes)
+    grown = " and ".join(f"{n} {side}" for side, n in tuning.added.items() if n)
+    lines = _wrapped(
+        f"Tuning: {len(cells)} settings x {len(tuning.seeds)} seeds ({ranges(tuning.seeds)}) = "
+        f"{len(outcomes)} runs of {tuning.base.training.steps} steps, {characters:,} characters "
+        "for each arm, the same for both"
+        + (f"; the grid grew for both at its edges ({grown})" if grown else "")
+    )
+    lines += _wrapped(
+        "Mean final loss (nats per character). A setting in which a seed failed cannot win. Of "
+        "warm-ups only the given ones are tried."
+    )
+    for arm in tuning.arms:
+        lines += ["", arm.name, *_grid(tuning.cells[arm.name])]
+    return lines
+
+
+def _grid(cells: "Cells") -> list[str]:
+    """Rates down, warm-ups across, and the winner."""
+    rates = sorted({setting.learning_rate for setting in cells})
+    warmups = sorted({setting.warmup_steps for setting in cells})
+    lines = ["  " + "rate".ljust(10) + "".join(f"w{warmup}".rjust(18) for warmup in warmups)]
+    for rate in rates:
+        row = [_cell(cells[Setting(rate, warmup)]) for warmup in warmups]
+        lines.append("  " + rate_name(rate).ljust(10) + "".join(cell.rjust(18) for cell in row))
+    return [*lines, *(f"  {line}" for line in _wrapped(_winner(tune(cells), len(cells))))]
+
+
+def _cell(outcomes: Sequence[Outcome]) -> str:
+    mean = mean_loss(outcomes)
+    if mean is not None:
+        return f"{mean:.4f}"
+    failed = sum(outcome.state in ("plateau", "diverged") for outcome in outcomes)
+    return f"{failed} of {len(outcomes)} failed" if failed else "too short"
+
+
+def _winner(tuned: Tuned | None, n_settings: int) -> str:
+    if not tuned:
+        return (
+            f"not tuned: in none of the {n_settings} settings did every seed learn, so there is "
+            "nothing to compare; try other --rates, --warmups or more --steps"
+        )
+    words = f"best: {tuned.setting} ({tuned.loss:.4f})"
+    if tuned.edges:
+        sides = " and ".join({"low": "lower", "high": "upper"}[side] for side in tuned.edges)
+        words += f"; NOT TUNED: it lies at the {sides} edge of the grid, try more --rates there"
+    return words
+
+
+def stated(
+    tuning: "Tuning", final: Comparison, corpus: Corpus, outcomes: list[Outcome]
+) -> list[str]:
+    """Of the winners. An arm that is not tuned is named before anything else."""
+    untuned = [arm.name for arm in tuning.arms if _edges(tuning.cells[arm.name])]
+    setting = setting_of(
+        list(final.configs.values()), list(final.seeds), source_digest(), corpus.source.sha256
+    )
+    names = [arm.name for arm in final.arms]
+    lines = statement(setting, names, outcomes, final.margin, tuned=not untuned)
+    if untuned:
+        lines = [
+            *_wrapped(
+                f"NOT TUNED: the best rate of {' and '.join(untuned)} lies at the edge of the "
+                "grid, so what follows is no comparison of tuned with tuned."
+            ),
+            *lines,
+        ]
+    return lines
+
+
+def _edges(cells: "Cells") -> tuple[Side, ...]:
+    tuned = tune(cells)
+    return tuned.edges if tuned else ()
+
+
+def write(
+    tuning: "Tuning",
+    final: Comparison | None,
+    corpus: Corpus,
+    out: Path,
+    outcomes: list[Outcome],
+    lines: list[str],
+) -> None:
+    """``out/report.html``, and figures, statement and table for TensorBoard."""
+    from gpt.lab.board import write_board
+    from gpt.lab.figures import loss_against_rate, loss_bands
+    from gpt.lab.report import Section, write_report
+
+    yardsticks = cross_entropies(corpus.train, corpus.val, corpus.tokenizer.vocab_size)
+    points: dict[str, dict[float, list[float | None]]] = {}
+    for arm in tuning.arms:
+        for setting, of_setting in sorted(tuning.cells[arm.name].items()):
+            points.setdefault(f"{arm.name}-w{setting.warmup_steps}", {})[setting.learning_rate] = [
+                None if o.state in ("plateau", "diverged") else o.final for o in of_setting
+            ]
+    title = "Tuning: final loss against the learning rate"
+    figures = [(f"{title}.", loss_against_rate(points, *yardsticks, title=title))]
+    images = {"tuning": loss_against_rate.png(points, *yardsticks, title=title)}
+    names: list[str] = []
+    differences: list[str] = []
+    if final:
+        names = [arm.name for arm in final.arms]
+        differences = config_difference(final.configs)
+        curves = {
+            f"{arm.name}-w{won.changes['warmup_steps']}": [
+                read_metrics(out / o.name)["loss/val"] for o in outcomes if o.arm == won.name
+            ]
+            for arm, won in zip(tuning.arms, final.arms, strict=True)
+        }
+        caption = f"Validation loss of {' and '.join(names)} while training, on fresh seeds."
+        figures = [(caption, loss_bands(curves, *yardsticks, arms=points)), *figures]
+        images["loss_bands"] = loss_bands.png(curves, *yardsticks, arms=points)
+    sections = [Section("What was found", lines, figures)]
+    if differences:
+        sections.append(Section("What differs", differences, []))
+    write_report(out, " against ".join(arm.name for arm in tuning.arms), sections)
+    write_board(
+        out, names, outcomes, lines, images, differences,
+        configs=final.configs if final else {}, rates=points,
+    )  # fmt: skip
+    say("report: " + str(out / "report.html"))
+
+
+def _wrapped(text: str) -> list[str]:
+    return wrap(text, 98, subsequent_indent="  ", break_on_hyphens=False)

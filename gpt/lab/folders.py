@@ -1,0 +1,63 @@
+"""The folder of a comparison: one folder a trial, and what the commands make of them."""
+
+import json
+from pathlib import Path
+
+from gpt.commandline import shell_line
+from gpt.errors import UsageError
+from gpt.lab.trials import Stopped
+from gpt.runfolder import given_folder, new_folder, refuse_used
+from gpt.training.atomic import write_atomically
+from gpt.training.progress import say
+
+MARK = "comparison.json"
+"""The file that says that a folder is of a comparison; it has its first name."""
+
+
+def lab_folder(out: str, name: str) -> Path:
+    """The folder ``out``, or where it is empty a new one under runs/ called after ``name``.
+
+    One that compare.py made is gone on with. Raises UsageError for one that holds something else,
+    and DiskError.
+    """
+    folder = Path(out)
+    if out and is_lab_folder(folder):
+        return folder
+    folder = given_folder(folder) if out else new_folder(name)
+    mark = json.dumps({"name": name}) + "\n"
+    write_atomically(folder / MARK, lambda file: file.write(mark.encode()))
+    return folder
+
+
+def refuse_other_use(out: str) -> None:
+    """Raise UsageError for a folder that holds something else than a comparison."""
+    if not is_lab_folder(Path(out)):
+        refuse_used(Path(out))
+
+
+def is_lab_folder(folder: Path) -> bool:
+    """Whether compare.py made it. Raises UsageError where the system does not let one look."""
+    try:
+        return (folder / MARK).is_file()
+    except (OSError, ValueError) as error:
+        raise UsageError(f"cannot use --out {folder}: {error}; choose another folder") from error
+
+
+def farewell(stopped: Stopped, script: Path, words: list[str]) -> int:
+    """Say what is kept and with which command it goes on; return the exit code."""
+    if stopped.out:
+        say(f"stopped; what was finished is kept in {stopped.out}")
+        say("go on:  " + shell_line(script, *without_out(words), "--out", stopped.out))
+    return 128 + stopped.signal
+
+
+def without_out(words: list[str]) -> list[str]:
+    """The words without ``--out DIR``."""
+    kept = []
+    rest = iter(words)
+    for word in rest:
+        if word == "--out":
+            next(rest, None)
+        elif not word.startswith("--out="):
+            kept.append(word)
+    return kept

@@ -1,0 +1,146 @@
+"""What a sweep found: its table, its figures, its report."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median_high
+from textwrap import wrap
+from typing import TYPE_CHECKING
+
+from gpt.lab.grid import best_rate, critical_rate, rate_name, sensitivity, steps_to
+from gpt.lab.outcomes import State
+from gpt.lab.setting import ranges
+from gpt.lab.trials import source_digest
+from gpt.text.entropy import cross_entropies
+from gpt.text.reading import Corpus
+from gpt.training.curves import read_metrics
+from gpt.training.plan import characters_per_step
+from gpt.training.progress import say
+
+if TYPE_CHECKING:
+    from gpt.lab.sweep import Row
+
+
+def table(
+    rows: "Sequence[Row]", rates: Sequence[float], seed: int, soon: dict[str, str] | None = None
+) -> list[str]:
+    """A line a row. ``seed`` trained every rate; ``soon``: row -> when it knew more than pairs."""
+    lines = [(
+        "arm", "best rate", "loss there", *(["below bigram at"] if soon else []), "critical rate",
+        "sensitivity", "states",
+    )]  # fmt: skip
+    for row in rows:
+        best = best_rate(row.cells)
+        one = row.of_seed(seed)
+        lines.append((
+            row.name,
+            str(best) if best else "none",
+            f"{best.loss:.3f} (n={best.n_seeds})" if best else "-",
+            *([soon[row.name]] if soon else []),
+            str(critical_rate(row.cells)),
+            f"{sensitivity(one, rates):.3f}",
+            _counts([outcome.state for outcome in one.values()]),
+        ))  # fmt: skip
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in lines
+    ]
+
+
+def _counts(states: Sequence[State]) -> str:
+    kinds: tuple[State, ...] = ("learned", "plateau", "diverged", "undecided")
+    return ", ".join(f"{states.count(kind)} {kind}" for kind in kinds if kind in states)
+
+
+def legend(
+    rows: "Sequence[Row]", rates: Sequence[float], seeds: Sequence[int], corpus: Corpus
+) -> list[str]:
+    """The setting that all rows share, and what the columns of the table mean."""
+    model, training = rows[0].config.model, rows[0].config.training
+    words = {
+        "setting": f"d_model {model.d_model}, {model.n_heads} heads, context "
+        f"{model.context_length}, {training.optimizer}({training.beta1:g}, {training.beta2:g}), "
+        f"{training.schedule} schedule, clip {training.grad_clip:g}, {training.steps} steps of "
+        f"{characters_per_step(rows[0].config):,} characters, seeds {ranges(seeds)}; code "
+        f"{source_digest()[:12]}, data {corpus.source.sha256[:12]} (sha256); everything else is in "
+        "config.toml of each run",
+        "rates": f"{len(rates)} from {rate_name(rates[0])} to {rate_name(rates[-1])}, the same for "
+        "every arm; what is said here is of this grid and this number of steps only",
+        "best rate": "the lowest mean final loss (nats per character) of the n seeds of a rate at "
+        "which none failed; at an edge of the grid it is not tuned. Chosen as the lowest it "
+        "flatters, so compare arms by compare.py duel",
+        "critical rate": "the largest rate at which every seed learned .. the smallest above it at "
+        f"which one failed, and their geometric mean; seeds a rate: at most {len(seeds)}",
+        "sensitivity": "mean minus lowest final loss over the grid, a failure counted with the "
+        f"loss before the first step at most; seed {seeds[0]}, of which states counts the runs: "
+        "an arm that learns nowhere is not sensitive either",
+    }
+    return [
+        line
+        for name, text in words.items()
+        for line in wrap(
+            text, 100, initial_indent=f"{name:<15}", subsequent_indent=" " * 15,
+            break_on_hyphens=False,
+        )
+    ]  # fmt: skip
+
+
+def soon_of(rows: "Sequence[Row]", corpus: Corpus, out: Path) -> dict[str, str]:
+    """Row -> when its best rate got below the bigram cross-entropy, in the median of its seeds."""
+    _, bigram = cross_entropies(corpus.train, corpus.val, corpus.tokenizer.vocab_size)
+    found = {}
+    for row in rows:
+        best = best_rate(row.cells)
+        outcomes = row.cells[best.rate] if best else []
+        steps = [
+            steps_to(read_metrics(out / outcome.name)["loss/val"], bigram) for outcome in outcomes
+        ]
+        middle = median_high([math.inf if step is None else step for step in steps] or [math.inf])
+        words = "never" if math.isinf(middle) else f"step {middle}"
+        n = len(steps) - steps.count(None)
+        found[row.name] = f"{words} ({n} of {len(steps)})" if 0 < n < len(steps) else words
+    return found
+
+
+def write(rows: "Sequence[Row]", corpus: Corpus, out: Path, lines: list[str]) -> None:
+    """``out/report.html``, and the figures and the table for TensorBoard."""
+    from gpt.lab.board import write_board
+    from gpt.lab.figures import loss_against_rate, phase_map
+    from gpt.lab.report import Section, write_report
+
+    families = list(dict.fromkeys(row.family for row in rows))
+    yardsticks = cross_entropies(corpus.train, corpus.val, corpus.tokenizer.vocab_size)
+    states: dict[str, dict[tuple[float, int], list[State]]] = {name: {} for name in families}
+    for row in rows:
+        for rate, outcomes in row.cells.items():
+            states[row.family][rate, row.depth] = [outcome.state for outcome in outcomes]
+    figures = [(
+        "How every run ended, by learning rate and depth. A plateau is the unigram cross-entropy.",
+        phase_map(states),
+    )]  # fmt: skip
+    images = {"phase_map": phase_map.png(states)}
+    for depth in sorted({row.depth for row in rows}):
+        points = {row.family: _losses(row) for row in rows if row.depth == depth}
+        title = f"Final loss against the learning rate, {depth} blocks"
+        drawn = loss_against_rate(points, *yardsticks, arms=families, title=title)
+        figures.append((f"{title}. Dashed: what unigrams and bigrams cost.", drawn))
+        images[f"loss_against_rate_L{depth}"] = loss_against_rate.png(
+            points, *yardsticks, arms=families, title=title
+        )
+    write_report(out, "Learning rates: where each arm fails", [Section("Sweep", lines, figures)])
+    trials = [(row.trial(r, o.seed), o) for row in rows for r, of in row.cells.items() for o in of]
+    write_board(
+        out, [], [outcome for _, outcome in trials], lines, images, [],
+        configs={trial.arm: trial.config for trial, _ in trials},
+        rates={row.name: _losses(row) for row in rows},
+    )  # fmt: skip
+    say("report: " + str(out / "report.html"))
+
+
+def _losses(row: "Row") -> dict[float, list[float | None]]:
+    """By rate, a final loss a seed; None for a failure."""
+    return {
+        rate: [None if o.state in ("plateau", "diverged") else o.final for o in outcomes]
+        for rate, outcomes in sorted(row.cells.items())
+    }

@@ -1,5 +1,6 @@
 """The run _aggregate and the hyperparameters, as TensorBoard reads them."""
 
+import errno
 import importlib.util
 import json
 import math
@@ -241,6 +242,25 @@ def test_a_disk_that_refuses_is_one_readable_error(outcomes, tmp_path):
     (tmp_path / "_aggregate").write_text("in the way", encoding="utf-8")
     with pytest.raises(DiskError, match="_aggregate"):
         write(tmp_path, outcomes)
+
+
+def test_a_full_disk_is_one_too(outcomes, tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Board, "scalars", full)
+    with pytest.raises(DiskError, match="No space left"):
+        write(tmp_path, outcomes)
+
+
+def test_what_a_resumed_run_declares_void_is_gone_in_the_server(tmp_path):
+    for first_step, steps, value in ((None, range(5), 1.0), (3, range(3, 6), 2.0), (4, [4], 3.0)):
+        board = Board(tmp_path, first_step)
+        for step in steps:
+            board.scalars({"loss/val": value}, step)
+        board.close()
+    points = scalars(read(tmp_path))["loss/val"]
+    assert points == [(0, 1.0), (1, 1.0), (2, 1.0), (3, 2.0), (4, 3.0)]
 
 
 def test_an_image_is_a_png(tmp_path):

@@ -83,6 +83,16 @@ def test_the_page_holds_statement_tables_figures_and_how_it_was_made(tmp_path):
     assert [tag for tag, _ in outline.found].count("svg") == 3
 
 
+def test_lines_stay_lines_and_columns_are_not_folded():
+    lines = ["in short", "seed    post    pre", "3      2.500  2.600", "", "  and <more>", "a  b"]
+    page = report("Norms", [Section("One", lines)])
+    columns = '<span class="columns">'
+    assert (
+        f"<pre>in short\n{columns}seed    post    pre\n3      2.500  2.600</span>\n"
+        f"  and &lt;more&gt;\n{columns}a  b</span></pre>"
+    ) in page
+
+
 def test_the_page_refers_to_nothing_outside_and_runs_nothing():
     outline = Outline(report("Norms", sections(), made=MADE))
     tags = {tag for tag, _ in outline.found}

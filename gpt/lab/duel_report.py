@@ -12,7 +12,7 @@ from gpt.lab.setting import ranges, setting_of
 from gpt.lab.statement import statement
 from gpt.lab.trials import source_digest
 from gpt.lab.tuning import Setting, Tuned, tune
-from gpt.text.entropy import cross_entropies
+from gpt.lab.yardsticks import yardsticks
 from gpt.text.reading import Corpus
 from gpt.training.curves import read_metrics
 from gpt.training.progress import say
@@ -113,7 +113,7 @@ def write(
     from gpt.lab.figures import loss_against_rate, loss_bands
     from gpt.lab.report import Section, write_report
 
-    yardsticks = cross_entropies(corpus.train, corpus.val, corpus.tokenizer.vocab_size)
+    of_ends, of_curves = yardsticks(corpus), yardsticks(corpus, of_curve=True)
     points: dict[str, dict[float, list[float | None]]] = {}
     for arm in tuning.arms:
         for setting, of_setting in sorted(tuning.cells[arm.name].items()):
@@ -121,8 +121,8 @@ def write(
                 None if o.state in ("plateau", "diverged") else o.final for o in of_setting
             ]
     title = "Tuning: final loss against the learning rate"
-    figures = [(f"{title}.", loss_against_rate(points, *yardsticks, title=title))]
-    images = {"tuning": loss_against_rate.png(points, *yardsticks, title=title)}
+    figures = [(f"{title}.", loss_against_rate(points, *of_ends, title=title))]
+    images = {"tuning": loss_against_rate.png(points, *of_ends, title=title)}
     names: list[str] = []
     differences: list[str] = []
     if final:
@@ -135,8 +135,8 @@ def write(
             for arm, won in zip(tuning.arms, final.arms, strict=True)
         }
         caption = f"Validation loss of {' and '.join(names)} while training, on fresh seeds."
-        figures = [(caption, loss_bands(curves, *yardsticks, arms=points)), *figures]
-        images["loss_bands"] = loss_bands.png(curves, *yardsticks, arms=points)
+        figures = [(caption, loss_bands(curves, *of_curves, arms=points)), *figures]
+        images["loss_bands"] = loss_bands.png(curves, *of_curves, arms=points)
     sections = [Section("What was found", lines, figures)]
     if differences:
         sections.append(Section("What differs", differences, []))

@@ -3,7 +3,6 @@
 import math
 import time
 from collections.abc import Callable
-from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,9 +12,9 @@ from gpt.errors import DiskError, NonFiniteError
 from gpt.lab.fairness import hashes
 from gpt.lab.outcomes import Outcome, state_of
 from gpt.lab.trials import PART, Stopped, Trial
+from gpt.lab.yardsticks import yardsticks
 from gpt.model.gpt import GPT
 from gpt.run import Run
-from gpt.text.entropy import cross_entropies
 from gpt.text.reading import Corpus
 from gpt.training import loop
 from gpt.training.atomic import disk_errors, sweep, write_atomically
@@ -164,12 +163,6 @@ def remove_attempt(folder: Path) -> None:
     with disk_errors(folder, 0):
         for path in names:
             path.unlink(missing_ok=True)
-
-
-@lru_cache(maxsize=1)
-def yardsticks(corpus: Corpus) -> tuple[float, float]:
-    """Unigram and bigram cross-entropy of the validation split, nats per character."""
-    return cross_entropies(corpus.train, corpus.val, corpus.tokenizer.vocab_size)
 
 
 def _outcome(

@@ -4,6 +4,7 @@ It holds its figures and its style, fetches nothing and runs nothing: its policy
 """
 
 import html
+import itertools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -68,11 +69,19 @@ def report(
 def _section(section: Section) -> str:
     parts = [f"<h2>{_shown(section.title)}</h2>\n"]
     if section.lines:
-        lines = "\n".join(_shown(line) for line in section.lines)
-        parts.append(f"<pre>{lines}</pre>\n")
+        parts.append(f"<pre>{_lines(section.lines)}</pre>\n")
     parts += map(_table, section.tables)
     parts += [_figure(*figure) for figure in section.figures]
     return f"<section>\n{''.join(parts)}</section>\n"
+
+
+def _lines(lines: Sequence[str]) -> str:
+    """The lines, those with columns in blocks that a narrow screen does not fold."""
+    parts = []
+    for columns, group in itertools.groupby(lines, lambda line: bool(_COLUMNS.search(line))):
+        text = "\n".join(map(_shown, group))
+        parts.append(f'<span class="columns">{text}</span>' if columns else text + "\n")
+    return "".join(parts).removesuffix("\n")
 
 
 def _figure(caption: str, svg: str) -> str:
@@ -99,6 +108,7 @@ def _shown(text: str) -> str:
     return html.escape(printable(text))
 
 
+_COLUMNS = re.compile(r"\S {2,}\S")
 _VARIABLES = {INK: "var(--ink)", FAINT: "var(--faint)", PAPER: "var(--paper)"}
 _COLOURS = re.compile("|".join(_VARIABLES))
 
@@ -129,17 +139,18 @@ _STYLE = f"""\
 * {{ box-sizing: border-box; }}
 body {{ margin: 0; background: var(--paper); color: var(--ink);
   font: 16px/1.55 system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", sans-serif; }}
-main {{ max-width: 780px; margin: 0 auto; padding: 1.5rem 1.1rem 4rem; }}
+main {{ max-width: 860px; margin: 0 auto; padding: 1.5rem 1.1rem 4rem; }}
 h1 {{ font-size: 1.65rem; line-height: 1.25; margin: 0.5rem 0 1.2rem; }}
 h2 {{ font-size: 1.2rem; margin: 2.4rem 0 0.8rem; padding-top: 0.9rem;
   border-top: 1px solid var(--line); }}
 h1, h2, caption, figcaption, dd {{ overflow-wrap: anywhere; }}
 pre {{ background: var(--panel); border-radius: 6px; padding: 0.9rem 1rem; overflow-wrap: anywhere;
-  white-space: pre-wrap; font: 0.84rem/1.5 ui-monospace, Menlo, Consolas, "DejaVu Sans Mono",
+  white-space: pre-wrap; font: 0.8rem/1.5 ui-monospace, Menlo, Consolas, "DejaVu Sans Mono",
   monospace; }}
+.columns {{ display: block; white-space: pre; overflow-x: auto; }}
 figure {{ margin: 1.4rem 0 2rem; }}
 .wide {{ overflow-x: auto; }}
-svg {{ display: block; width: 100%; min-width: 540px; max-width: 720px; height: auto; }}
+svg {{ display: block; width: 100%; min-width: 540px; max-width: 760px; height: auto; }}
 figcaption, caption {{ color: var(--faint); font-size: 0.9rem; text-align: left;
   margin: 0.5rem 0; }}
 table {{ border-collapse: collapse; font-size: 0.9rem; font-variant-numeric: tabular-nums; }}

@@ -17,7 +17,7 @@ from gpt.lab.progress import tell
 from gpt.lab.statement import setting_of, statement, table
 from gpt.lab.trials import Stopped, Trial, source_digest
 from gpt.lab.workers import run_trials
-from gpt.text.entropy import cross_entropies
+from gpt.lab.yardsticks import yardsticks
 from gpt.text.reading import Corpus
 from gpt.training.curves import read_metrics
 from gpt.training.progress import say
@@ -139,8 +139,7 @@ def write(
         name: [read_metrics(out / o.name).get("loss/val", []) for o in outcomes if o.arm == name]
         for name in names
     }
-    unigram, bigram = cross_entropies(corpus.train, corpus.val, corpus.tokenizer.vocab_size)
-    figure = (curves, unigram, bigram)
+    figure = (curves, *yardsticks(corpus, of_curve=not experiment.keeps_checkpoints))
     differences = config_difference(experiment.configs)
     sections = [
         Section("What was found", lines, [(

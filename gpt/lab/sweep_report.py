@@ -11,7 +11,7 @@ from gpt.lab.grid import best_rate, critical_rate, rate_name, sensitivity, steps
 from gpt.lab.outcomes import State
 from gpt.lab.setting import ranges
 from gpt.lab.trials import source_digest
-from gpt.text.entropy import cross_entropies
+from gpt.lab.yardsticks import yardsticks
 from gpt.text.reading import Corpus
 from gpt.training.curves import read_metrics
 from gpt.training.plan import characters_per_step
@@ -88,7 +88,7 @@ def legend(
 
 def soon_of(rows: "Sequence[Row]", corpus: Corpus, out: Path) -> dict[str, str]:
     """Row -> when its best rate got below the bigram cross-entropy, in the median of its seeds."""
-    _, bigram = cross_entropies(corpus.train, corpus.val, corpus.tokenizer.vocab_size)
+    _, bigram = yardsticks(corpus, of_curve=True)
     found = {}
     for row in rows:
         best = best_rate(row.cells)
@@ -110,7 +110,7 @@ def write(rows: "Sequence[Row]", corpus: Corpus, out: Path, lines: list[str]) ->
     from gpt.lab.report import Section, write_report
 
     families = list(dict.fromkeys(row.family for row in rows))
-    yardsticks = cross_entropies(corpus.train, corpus.val, corpus.tokenizer.vocab_size)
+    lines_at = yardsticks(corpus)
     states: dict[str, dict[tuple[float, int], list[State]]] = {name: {} for name in families}
     for row in rows:
         for rate, outcomes in row.cells.items():
@@ -123,10 +123,10 @@ def write(rows: "Sequence[Row]", corpus: Corpus, out: Path, lines: list[str]) ->
     for depth in sorted({row.depth for row in rows}):
         points = {row.family: _losses(row) for row in rows if row.depth == depth}
         title = f"Final loss against the learning rate, {depth} blocks"
-        drawn = loss_against_rate(points, *yardsticks, arms=families, title=title)
+        drawn = loss_against_rate(points, *lines_at, arms=families, title=title)
         figures.append((f"{title}. Dashed: what unigrams and bigrams cost.", drawn))
         images[f"loss_against_rate_L{depth}"] = loss_against_rate.png(
-            points, *yardsticks, arms=families, title=title
+            points, *lines_at, arms=families, title=title
         )
     write_report(out, "Learning rates: where each arm fails", [Section("Sweep", lines, figures)])
     trials = [(row.trial(r, o.seed), o) for row in rows for r, of in row.cells.items() for o in of]

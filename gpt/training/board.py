@@ -36,7 +36,10 @@ class Board:
         self._write(Event(file_version="brain.Event:2"))
         if first_step is not None:
             start = SessionLog(status=SessionLog.START)
-            self._write(Event(step=first_step, session_log=start))
+            for _ in range(
+                2
+            ):  # a server takes the first it meets for a beginning that voids nothing
+                self._write(Event(step=first_step, session_log=start))
 
     def scalars(self, values: dict[str, float], step: int) -> None:
         """One point of each curve."""

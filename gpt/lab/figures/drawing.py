@@ -108,6 +108,7 @@ def level_line(axes: "Axes", words: str, height: float, *, left: bool = False) -
         words, (0 if left else 1, height), (3, -3) if left else (-2, 3),
         xycoords=("axes fraction", "data"), textcoords="offset points", fontsize=8.5,
         ha="left" if left else "right", va="top" if left else "bottom",
+        bbox={"facecolor": PAPER, "edgecolor": "none", "alpha": 0.75, "pad": 0.6},
     )  # fmt: skip
 
 

@@ -36,9 +36,8 @@ class Board:
         self._write(Event(file_version="brain.Event:2"))
         if first_step is not None:
             start = SessionLog(status=SessionLog.START)
-            for _ in range(
-                2
-            ):  # a server takes the first it meets for a beginning that voids nothing
+            # Twice: the first that a server meets is a beginning to it, and voids nothing.
+            for _ in range(2):
                 self._write(Event(step=first_step, session_log=start))
 
     def scalars(self, values: dict[str, float], step: int) -> None:

@@ -1,11 +1,10 @@
 """Compare arms: ``python compare.py run [TEXT] --arms pre post``; see ``compare.py --help``."""
 
+import importlib
 import sys
 from pathlib import Path
 
 from gpt.exits import end, exit_code
-
-HERE = Path(__file__).parent
 
 
 def main() -> int:
@@ -17,8 +16,6 @@ def main() -> int:
         print(usage())
         return 0
     command = parse_compare(name, words)
-    import importlib
-
     from gpt.lab.trials import Stopped
 
     try:
@@ -26,7 +23,7 @@ def main() -> int:
     except Stopped as stopped:
         from gpt.lab.folders import farewell
 
-        return farewell(stopped, HERE / "compare.py", [name, *words])
+        return farewell(stopped, Path(__file__), [name, *words])
 
 
 if __name__ == "__main__":

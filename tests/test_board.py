@@ -1,5 +1,6 @@
 """The run _aggregate and the hyperparameters, as TensorBoard reads them."""
 
+import dataclasses
 import errno
 import importlib.util
 import json
@@ -216,10 +217,16 @@ def test_written_again_everything_is_there_once(outcomes, tmp_path):
             assert scalars(run)["loss/val"] == [(0, 4.5), (4, 3.0), (11, 2.75)]
         assert scalars(fresh[1])["hp/final"] == [(0, 2.75)]
     assert "agg/pre <x>/val/mean" not in scalars(fresh[0])
-    for folder, kind in (("_aggregate", ""), ("post-s8", ".hparams")):
-        files = sorted((tmp_path / folder).glob(f"events.*{kind}"))
-        assert len([path for path in files if path.name.endswith(kind)]) == 2
-        assert files[-2].stat().st_size == 0
+    files = sorted((tmp_path / "_aggregate").glob("events.*"))
+    assert [path.stat().st_size > 0 for path in files] == [False, True]
+    assert len(list((tmp_path / "post-s8").glob("*.hparams"))) == 1
+    other = [dataclasses.replace(outcome, best=1.5) for outcome in outcomes]
+    for changed in (other, outcomes, other):
+        write(tmp_path, changed)
+        fresh = read(tmp_path / "post-s8")
+        best = min(outcome.best for outcome in changed if outcome.name == "post-s8")
+        assert scalars(fresh)["hp/best"] == [(0, best)]
+        assert len(list((tmp_path / "post-s8").glob("*.hparams"))) == 2
 
 
 def test_a_planted_link_is_not_followed(outcomes, tmp_path):

@@ -178,6 +178,21 @@ def test_a_duel_names_its_arms_first():
         parse_compare("duel", ["post", "--seeds", "7"])
 
 
+@pytest.mark.parametrize("margin", ["0", "-0.1", "nan", "inf"])
+def test_a_margin_that_is_no_difference_is_refused_before_anything_runs(margin):
+    with pytest.raises(UsageError, match=f"margin = {float(margin)}"):
+        parse_compare("run", [f"--margin={margin}"])
+
+
+@pytest.mark.parametrize("name", ["demo", "why", "verify"])
+def test_a_setting_that_a_subcommand_gives_values_itself_is_refused(name):
+    for flag in ("--norm_position=mix", "--warmup-steps"):
+        with pytest.raises(UsageError, match=f"has no effect here: {name} varies it; drop it"):
+            parse_compare(name, [flag, "3"])
+    with pytest.raises(UsageError, match="init varies it; use --depths"):
+        parse_compare("init", ["--n_layers", "3"])
+
+
 def test_an_unknown_subcommand_is_refused_with_the_nearest():
     with pytest.raises(UsageError, match=r"'dmeo'\. Did you mean 'demo'"):
         parse_compare("dmeo", [])

@@ -6,6 +6,8 @@ import pytest
 import torch
 from helpers import B, T, random_tokens, small_config
 
+from gpt.commandline import run_config
+from gpt.corpus import read_text
 from gpt.errors import UsageError
 from gpt.lab import initial
 from gpt.lab.at_start import (
@@ -137,12 +139,12 @@ def test_the_command_measures_every_placement_init_and_depth(text, tmp_path, cap
 
 def test_the_table_is_of_what_was_measured(text):
     command = parse_compare("init", [text, *SIZES])
-    base = initial.run_config(command)
+    base = run_config(command)
     cells = [
         initial.Cell("pre", "xavier", depth, base.with_changes({"n_layers": depth}))
         for depth in (2, 3)
     ]
-    corpus = initial.read_text(base)
+    corpus = read_text(base)
     found = initial.measure_all(cells, corpus, seeds=(5, 6), workers=1)
     twice = initial.measure_all(cells, corpus, seeds=(5, 6), workers=3)
     assert found == twice
@@ -151,6 +153,17 @@ def test_the_table_is_of_what_was_measured(text):
         "pre": {2: pytest.approx(geometric_mean(s.last for s in found[cells[0]])),
                 3: pytest.approx(np.sqrt(last[0] * last[1]))},
     }  # fmt: skip
+
+
+def test_blocks_that_begin_as_the_identity_add_and_amplify_nothing(text, tmp_path, capfd):
+    words = [text, "--out", str(tmp_path / "out"), "--depths", "2", "4", "--inits", "identity"]
+    assert initial.main(parse_compare("init", [*words, *SIZES, "--arms", "pre"])) == 0
+    (row,) = [line for line in capfd.readouterr().out.splitlines() if line.startswith("pre ")]
+    # arm, last gradient, slope, last / first, branch / skip, stream, noise, update
+    numbers = row.split()
+    assert (numbers[4], numbers[6]) == ("0", "-")
+    assert float(numbers[1]) > 0
+    assert numbers[7].startswith("x")
 
 
 def test_an_init_or_depth_that_does_not_exist_is_refused(text):

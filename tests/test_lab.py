@@ -143,6 +143,11 @@ def test_the_speed_is_measured_by_training(base):
     assert 0 < cost.seconds_per_character(base, read_text(base)) < 1
 
 
+def test_a_learning_rate_at_which_training_fails_has_a_cost_all_the_same(base):
+    wild = base.with_changes({"learning_rate": 1e30})
+    assert 0 < cost.seconds_per_character(wild, read_text(wild)) < 1
+
+
 # run and demo
 
 
@@ -235,6 +240,21 @@ def test_the_demo_has_four_cells_in_the_setting_that_needs_warm_up(text, tmp_pat
     page = (out / "report.html").read_text(encoding="utf-8")
     assert "unigram" in page
     assert "bigram" in page
+
+
+def test_runs_that_all_end_in_numbers_that_are_not_finite_are_counted(text, tmp_path, capsys):
+    small = ["--n_layers", 1, "--d_model", 12, "--n_heads", 3, "--steps", 4]
+    words = ["demo", text, *small, "--seeds", 1, "--learning_rate", 1e30, "--out", tmp_path / "o"]
+    assert compare(*words) == 0
+    said = capsys.readouterr()
+    assert said.err.count("diverged  step ") == 4
+    assert "NOT RESOLVED" in said.out
+
+
+def test_a_demo_of_one_step_still_has_four_cells(text, tmp_path, capsys):
+    small = ["--n_layers", 1, "--d_model", 12, "--n_heads", 3, "--steps", 1]
+    assert compare("demo", text, *small, "--seeds", 1, "--out", tmp_path / "o") == 0
+    assert "post-w1 against post-w0" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", ["run", "demo"])

@@ -103,7 +103,10 @@ def test_the_optimisers_memory_is_that_of_its_state(optimizer):
     assert plan.memory(config, 11)["gradients"] == sum(p.grad.nbytes for p in model.parameters())
 
 
-@pytest.mark.parametrize("changes", VARIANTS, ids=variant_name)
+PLACEMENTS = [{"norm_position": name} for name in BLOCKS]
+
+
+@pytest.mark.parametrize("changes", [*VARIANTS, *PLACEMENTS, {"norm": "dyt"}], ids=variant_name)
 def test_activations_are_within_a_third_of_what_autograd_keeps(changes):
     config = RunConfig(
         model=ModelConfig(d_model=96, n_heads=6, n_layers=3, context_length=40, **changes),

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from gpt.config import RunConfig
-from gpt.lab.comparison import Comparison, Tally, compare, compare_pairs
+from gpt.lab.comparison import PairwiseComparison, Tally, compare, compare_pairs
 from gpt.lab.outcomes import Outcome
 from gpt.lab.statement import setting_of, statement, table
 
@@ -28,7 +28,7 @@ def outcomes(arm: str, finals, states: str = "", seed: int = 10) -> list[Outcome
     ]  # fmt: skip
 
 
-def judged(states_a: str, states_b: str, difference: float = 0.0) -> Comparison:
+def judged(states_a: str, states_b: str, difference: float = 0.0) -> PairwiseComparison:
     """Two arms whose losses differ by a little noise and ``difference``, B minus A."""
     noise = np.random.default_rng(3).normal(0, 0.002, 40)
     a = outcomes("a", 2.5 + noise[: len(states_a)], states_a)
@@ -227,7 +227,7 @@ def test_every_seed_comes_before_any_statistic():
     assert "post: failed in 5 of 5 seeds (95 % Clopper-Pearson interval 48..100 %)" in text
     assert "pre: failed in 0 of 5 seeds (95 % Clopper-Pearson interval 0..52 %)" in text
     assert "Fisher exact p = 0.0079" in text
-    assert "pre BETTER at this learning rate: it failed in fewer seeds" in text
+    assert "pre BETTER at the learning rate set, untuned: it failed in fewer seeds" in text
     assert "minus" not in text
     assert "diverged" not in text
 
@@ -236,15 +236,23 @@ def test_losses_are_said_with_all_that_belongs_to_them():
     _, text = said({"pre": outcomes("pre", PRE_WARM), "post": outcomes("post", POST_WARM)})
     assert "post minus pre where both learned (seeds 10-14): -0.0284 nats per character" in text
     assert "95 % paired-t interval [-0.0489, -0.0079], n = 5, sd of differences 0.0165" in text
-    assert "sign flips p = 0.062 (least 0.062)" in text
-    assert "verdict (margin 0.02 nats): post BETTER at this learning rate: " in text
+    assert "sign-flip test p = 0.062 (5 seeds cannot give less than 0.062)" in text
+    assert "verdict (margin 0.02 nats): post BETTER at the learning rate set, untuned: " in text
     assert "Holm" not in text
+
+
+def test_arms_that_differ_by_less_than_the_margin_are_equivalent_and_said_to_differ():
+    arms = {"a": outcomes("a", PRE), "b": outcomes("b", np.array(PRE) + 0.01)}
+    _, text = said(arms)
+    assert "EQUIVALENT at the learning rate set, untuned: both one-sided tests pass at 5 %" in text
+    assert "lies within the margin, though a difference is shown" in text
+    _, text = said({"a": outcomes("a", PRE), "b": outcomes("b", PRE)})
+    assert "though a difference is shown" not in text
 
 
 def test_what_is_not_resolved_says_how_many_seeds_would_do():
     _, text = said({"pre": outcomes("pre", PRE), "post": outcomes("post", POST_WARM)})
     assert "NOT RESOLVED: neither a difference nor equivalence is shown; about n = 16 " in text
-    assert "(an interval of +-0.02 takes 6)" in text
 
 
 def test_every_ground_has_its_words():
@@ -265,7 +273,7 @@ def test_every_ground_has_its_words():
         _, text = said(arms)
         assert "BETTER" not in text
         assert "EQUIVALENT" not in text
-        assert "at this learning rate" not in text
+        assert "learning rate set" not in text
         seen.add(text.split("NOT RESOLVED: ")[1].split(" This says")[0])
     assert len(seen) == len(grounds)
 
@@ -298,7 +306,8 @@ def test_a_tuned_comparison_says_so_and_the_last_sentence_says_what_is_not_said(
     arms = {"pre": outcomes("pre", PRE_WARM), "post": outcomes("post", POST_WARM)}
     lines, text = said(arms, tuned=True)
     assert "post BETTER each at its own tuned learning rate" in text
-    assert "at this learning rate" not in text
+    assert "warm-ups or learning rates than those tried" in text
+    assert "learning rate set" not in text
     assert lines[-2].startswith("This says nothing about other depths, widths, initialisations")
 
 

@@ -17,7 +17,6 @@ from gpt.lab.statistics import (
     paired_t,
     paired_t_p,
     seeds_for_fisher,
-    seeds_for_half_width,
     seeds_to_resolve,
     sign_flip_p,
     t_cdf,
@@ -160,20 +159,6 @@ def test_one_difference_has_no_interval():
         with pytest.raises(standard.StatisticsError):
             function([0.3])
     assert sign_flip_p([0.3]) == 1
-
-
-def test_the_needed_seeds_are_the_fewest():
-    for sd, margin in ((0.016, 0.02), (0.016, 0.01), (0.05, 0.02), (0.001, 0.02)):
-        n = seeds_for_half_width(sd, margin)
-        assert n
-
-        def half_width(n, sd=sd):
-            return t_quantile(0.975, n - 1) * sd / math.sqrt(n)
-
-        assert half_width(n) < margin
-        assert n == 2 or half_width(n - 1) >= margin
-    assert seeds_for_half_width(1.0, 0.02) is None
-    assert seeds_for_half_width(0.0, 0.02) == 2
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from gpt.config import RunConfig
 from gpt.config_files import read_toml
 from gpt.corpus import read_text
 from gpt.errors import UsageError
-from gpt.lab import checks_at_start, checks_of_runs, verify
+from gpt.lab import checks_at_start, checks_of_runs, light, verify
 from gpt.lab.checks import Bench, Check
 from gpt.lab.checks_of_runs import RATES, RATES_BY_DEPTH
 from gpt.lab.commandline import NEEDS_WARMUP, parse_compare
@@ -49,7 +49,7 @@ def passes(bench: Bench, name: str, losses) -> bool:
 
 def test_there_is_a_check_for_every_name_and_three_controls():
     assert {*EVERY} == {*verify.NAMES}
-    assert [name for name, check in EVERY.items() if check.control] == ["R12", "R13", "R14"]
+    assert [name for name, check in EVERY.items() if not check.source] == ["R12", "R13", "R14"]
 
 
 def test_post_needs_warm_up_and_pre_does_not(bench):
@@ -89,6 +89,13 @@ def test_vanishing_is_told_from_exploding(bench, first, last, branches, norm, pa
     assert EVERY["R7"].judge(bench)[0] is passed
 
 
+def test_a_run_too_short_to_have_vanished_is_no_pass(bench):
+    bench = ended(bench, "R7", lambda t: 3.34)
+    short = {n: dataclasses.replace(o, steps=19) for n, o in bench.outcomes.items()}
+    bench = dataclasses.replace(bench, outcomes=short)
+    assert EVERY["R7"].judge(bench) == (False, "post-w0-s5 ended at step 19")
+
+
 def fails_from(limits: dict) -> object:
     """Losses of runs that fail from their arm's limit on."""
 
@@ -106,6 +113,9 @@ def test_critical_rates_are_compared_by_their_brackets(bench):
     assert passes(bench, "R8", fails_from(published))
     assert not passes(bench, "R8", fails_from(published | {"post-w100": 4e-3}))
     assert not passes(bench, "R8", fails_from(published | {"pre-w0": 1e-2}))
+    never_failed, never_learned = {"post-w0": 1.0}, {"post-w100": 1e-9}
+    assert not passes(bench, "R8", fails_from(published | never_failed))
+    assert not passes(bench, "R8", fails_from(published | never_learned | {"post-w0": 2e-3}))
     _, seen = EVERY["R8"].judge(ended(bench, "R8", fails_from(published)))
     assert "post-w0 0.002 to 0.003" in seen
     assert f"pre-w0 above {max(RATES['pre-w0']):g}" in seen
@@ -155,7 +165,7 @@ def test_checks_are_named_in_any_case_and_r5_is_both():
 def test_the_exit_code_says_whether_all_passed(bench, tmp_path, monkeypatch, capfd, passed, code):
     checks = [
         Check("R1", "good", "somebody", "nothing", lambda _: (True, "this")),
-        Check("R12", "other", "", "something", lambda _: (passed, "that"), control=True),
+        Check("R12", "other", "", "something", lambda _: (passed, "that")),
     ]
     monkeypatch.setattr(checks_at_start, "CHECKS", checks)
     monkeypatch.setattr(checks_of_runs, "CHECKS", [])
@@ -170,11 +180,15 @@ def test_the_exit_code_says_whether_all_passed(bench, tmp_path, monkeypatch, cap
     assert "negative control" in (out / "report.html").read_text(encoding="utf-8")
 
 
-def test_trained_checks_get_the_outcomes_of_their_trials(bench, tmp_path, monkeypatch, capfd):
-    def trials(base: RunConfig) -> list[Trial]:
-        small = {"steps": 3, "d_model": 12, "n_heads": 3, "n_layers": 2, "context_length": 9}
-        return [Trial("tiny", base.with_changes(small).resolved())]
+def tiny_trials(base: RunConfig) -> list[Trial]:
+    small = {"steps": 3, "d_model": 12, "n_heads": 3, "n_layers": 2, "context_length": 9}
+    return [
+        Trial(arm, base.with_changes(small | {"norm_position": placement}).resolved())
+        for arm, placement in (("tiny", "pre"), ("other", "post"))
+    ]
 
+
+def test_trained_checks_get_the_outcomes_of_their_trials(bench, tmp_path, monkeypatch, capfd):
     seen: list[str] = []
 
     def judge(bench: Bench) -> tuple[bool, str]:
@@ -183,11 +197,28 @@ def test_trained_checks_get_the_outcomes_of_their_trials(bench, tmp_path, monkey
         return True, one.state
 
     monkeypatch.setattr(checks_at_start, "CHECKS", [])
-    monkeypatch.setattr(checks_of_runs, "CHECKS", [Check("R6", "", "", "", judge, trials)])
+    monkeypatch.setattr(checks_of_runs, "CHECKS", [Check("R6", "", "", "", judge, tiny_trials)])
     words = [bench.base.text.text, "--out", str(tmp_path / "out"), "--workers", "1"]
     assert verify.main(parse_compare("verify", words)) == 0
     assert seen[0].startswith("[[0, ")
     assert "1 of 1 checks PASS" in capfd.readouterr().out
+
+
+def test_no_check_is_made_of_runs_that_were_treated_unlike(bench, tmp_path, monkeypatch, capfd):
+    honest = light.hashes
+
+    def tampered(config, model, corpus):
+        found = honest(config, model, corpus)
+        return found | ({"batches": "0"} if config.model.norm_position == "post" else {})
+
+    monkeypatch.setattr(light, "hashes", tampered)
+    monkeypatch.setattr(checks_at_start, "CHECKS", [])
+    judge = Check("R6", "", "", "", lambda _: (True, ""), tiny_trials)
+    monkeypatch.setattr(checks_of_runs, "CHECKS", [judge])
+    words = [bench.base.text.text, "--out", str(tmp_path / "out"), "--workers", "1"]
+    with pytest.raises(UsageError, match="differ in batches"):
+        verify.main(parse_compare("verify", words))
+    assert "PASS" not in capfd.readouterr().out
 
 
 @pytest.mark.slow

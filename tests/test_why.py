@@ -1,3 +1,5 @@
+import math
+
 import pytest
 
 from gpt.lab import why
@@ -46,6 +48,12 @@ def test_a_gradient_that_comes_back_is_told_so():
 def test_a_small_gradient_alone_has_not_vanished_while_predictions_differ():
     curves = VANISHED | {"probe/pred_std": THROUGH["probe/pred_std"]}
     assert "gets through" in reading("post-w0", curves)[0]
+
+
+def test_of_a_run_that_is_not_finite_no_mechanism_is_told():
+    gone = curves_of([1, 0.1, 0.1, math.nan], [1, 1, 1, 1], [0.5, 0.5, 0.5, 0.5], [1, 1, 1, 1])
+    (line,) = reading("post-w0", gone)
+    assert line == "post-w0: it fails otherwise, by numbers that are not finite at step 80"
 
 
 def test_the_table_has_a_row_a_measurement():

@@ -206,7 +206,7 @@ def test_a_signal_ends_all_processes_and_says_how_to_go_on(training, number):
         process.send_signal(number)
     out, err = process.communicate(timeout=90)
     assert process.returncode == 128 + number, err
-    assert processes_in(process.pid) == []
+    until(lambda: not processes_in(process.pid), "the tracker of multiprocessing to end", 10)
     assert "Traceback" not in err
     (line,) = [line for line in out.splitlines() if line.startswith("go on:")]
     assert line.endswith(f"--out '{folder}'")
@@ -240,4 +240,4 @@ def test_a_worker_that_is_killed_is_an_error_that_names_its_trial(training):
     assert "was killed by signal 9" in err
     assert "the process that trained" in err
     assert "Traceback" not in err
-    assert processes_in(process.pid) == []
+    until(lambda: not processes_in(process.pid), "the tracker of multiprocessing to end", 10)

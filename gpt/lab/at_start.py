@@ -1,6 +1,6 @@
 """Models before any training: their gradients, their stream, and how easily they change."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -179,10 +179,6 @@ def theory(norm_position: str, n_layers: int, d_model: int, seed: int) -> list[f
             x = block(x)
             hook.remove()
     return squares if norm_position == "post" else [rms(x) ** 2]
-
-
-def mean_over(seeds: Sequence[int], measured: Callable[[int], float]) -> float:
-    return float(np.mean([measured(seed) for seed in seeds]))
 
 
 def slope(values: dict[int, float]) -> float:

@@ -30,7 +30,7 @@ from gpt.training.curves import read_metrics
 
 AGGREGATE = "_aggregate"
 HPARAMS = ".hparams"
-"""Ends the name of the file that is added to a run's folder."""
+"""Ends the name of the file that is added to a run's folder, after a digest of what it holds."""
 MILLIONTHS = 1_000_000
 
 Curves = Mapping[str, Sequence[tuple[int, float]]]
@@ -194,15 +194,22 @@ def _experiment(settings: Sequence[Mapping[str, Any]]) -> Summary:
 
 
 def _write_hparams(folder: Path, outcome: Outcome, config: RunConfig) -> None:
-    """The run's entry in the tab HParams, and the same numbers as curves of one point."""
-    settings = _settings(outcome, config)
+    """The run's entry in the tab HParams, and the same numbers as curves of one point.
+
+    Nothing is written where it is there already.
+    """
+    settings, results = _settings(outcome, config), _results(outcome)
     _, begin, end = hparams(settings, {})
     numbers = {f"hp/{k}": v for k, v in settings.items() if isinstance(v, int | float)}
+    digest = hashlib.sha256(repr((settings, results)).encode()).hexdigest()[:8]
+    kind = f".{digest}{HPARAMS}"
     with disk_errors(folder, 0):
-        board = Board(folder, kind=HPARAMS)
+        if any(path.stat().st_size for path in folder.glob(f"events.*{kind}")):
+            return
+        board = Board(folder, kind=kind)
         try:
             board.summary(begin, 0)
-            board.scalars(numbers | _results(outcome), 0)
+            board.scalars(numbers | results, 0)
             board.summary(end, 0)
         finally:
             board.close()

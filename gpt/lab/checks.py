@@ -42,12 +42,11 @@ class Check:
     name: str
     claim: str
     source: str
+    """Empty for a negative control, which shows that other checks could have come out otherwise."""
     wanted: str
     judge: Callable[[Bench], tuple[bool, str]]
     trials: Callable[[RunConfig], list[Trial]] = lambda _base: []
     """What has to be trained for it; checks share trials of one name."""
-    control: bool = False
-    """A negative control: it shows that the other checks could have come out otherwise."""
 
 
 def seeds_of(base: RunConfig, n: int) -> range:

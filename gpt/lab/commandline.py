@@ -1,6 +1,7 @@
 """The subcommands of compare.py and what each can be told. Nothing here imports torch."""
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -70,8 +71,8 @@ class DemoCommand(LabCommand):
 class WhyCommand(LabCommand):
     """What happens inside in the first steps: update, branches, gradients, predictions.
 
-    Post-LN without warm-up, with warm-up and with small weights, and Pre-LN. Without --config:
-    configs/needs_warmup.toml and 80 steps, half a minute on two cores.
+    Post-LN without warm-up, with warm-up and with small weights, and Pre-LN; 80 steps, unless
+    --steps is given. Without --config: configs/needs_warmup.toml, half a minute on two cores.
     """
 
 
@@ -165,19 +166,20 @@ class Subcommand:
     settings: dict[str, Any] = field(default_factory=dict)
     """Settings over the preset and the files, under the flags."""
     varies: dict[str, str] = field(default_factory=dict)
-    """Settings that it gives values itself, and the flag with the values."""
+    """Settings that it gives values itself, and the flag with the values, if there is one."""
     quick: dict[str, Any] = field(default_factory=dict)
     """Defaults of its own flags with --quick."""
 
 
 VARIED = {"learning_rate": "rates", "warmup_steps": "warmups"}
+FIXED = {"norm_position": "", "warmup_steps": ""}
 SUBCOMMANDS = {
     "run": Subcommand("gpt.lab.run", "train arms that differ in one thing, several seeds each",
                       RunCommand, preset=()),
     "demo": Subcommand("gpt.lab.demo", "Post-LN needs warm-up, Pre-LN does not: two minutes",
-                       DemoCommand, settings={"eval_every": 10}),
+                       DemoCommand, settings={"eval_every": 10}, varies=FIXED),
     "why": Subcommand("gpt.lab.why", "what happens inside in the first steps",
-                      WhyCommand, settings={"steps": 80, "eval_every": 80}),
+                      WhyCommand, settings={"steps": 80, "eval_every": 80}, varies=FIXED),
     "sweep": Subcommand("gpt.lab.sweep", "at which learning rate and depth an arm fails",
                         SweepCommand, settings={"eval_every": 25}, varies=VARIED | {
                             "init": "inits", "n_layers": "depths"},
@@ -185,7 +187,7 @@ SUBCOMMANDS = {
     "duel": Subcommand("gpt.lab.duel", "A against B, each tuned alone",
                        DuelCommand, settings={"eval_every": 25}, varies=VARIED),
     "verify": Subcommand("gpt.lab.verify", "the published findings, PASS or FAIL",
-                         VerifyCommand),
+                         VerifyCommand, varies=FIXED),
     "init": Subcommand("gpt.lab.initial", "gradients and stream before any training",
                        InitCommand, varies={"init": "inits", "n_layers": "depths"}),
 }  # fmt: skip
@@ -226,8 +228,10 @@ def parse_compare(name: str, argv: Sequence[str]) -> LabCommand:
     for word in words:
         flag = word.split("=")[0].removeprefix("--").replace("-", "_")
         if word.startswith("--") and flag in subcommand.varies:
+            values = subcommand.varies[flag]
             raise UsageError(
-                f"--{flag} has no effect here: {name} varies it; use --{subcommand.varies[flag]}"
+                f"--{flag} has no effect here: {name} varies it; "
+                + (f"use --{values}" if values else "drop it")
             )
     files: list[str | Path] = [*given] if given else [*subcommand.preset]
     settings = from_flat(read_toml(files) | subcommand.settings, checked=False)
@@ -244,11 +248,12 @@ def _check(command: LabCommand) -> None:
     for name in ("seeds", "tuning_seeds"):
         at_least(name, getattr(command, name, 1), 1)
         at_most(name, getattr(command, name, 1), 1000)
-    at_least("margin", getattr(command, "margin", 0.0), 0)
+    margin = getattr(command, "margin", 1.0)
+    if not 0 < margin < math.inf:
+        raise UsageError(f"margin = {margin} is no difference above 0; try 0.02")
     for f in dataclasses.fields(command):
-        if f.name in ("arms", "rates", "depths", "warmups", "inits") and not getattr(
-            command, f.name
-        ):
+        several = f.name in ("arms", "rates", "depths", "warmups", "inits")
+        if several and not getattr(command, f.name):
             raise UsageError(f"--{f.name} names nothing; drop it, or give a value")
     if not command.text.val_fraction:
         raise UsageError("arms are compared by validation loss; val_fraction must be above 0")

@@ -15,8 +15,8 @@ NAMED = 4
 """Cached runs whose names are told."""
 MEASURED = 5
 """Steps that are timed."""
-SHORTEST = 0.5
-"""Seconds of which no minutes are made."""
+CALM = 1e-9
+"""Learning rate of those: whatever a run comes to, its estimate does not fail."""
 
 
 def announce(trials: Sequence[Trial], corpus: Corpus, out: Path, workers: int) -> list[Trial]:
@@ -24,8 +24,10 @@ def announce(trials: Sequence[Trial], corpus: Corpus, out: Path, workers: int) -
 
     Returns what is to do. Raises UsageError for folders that hold other trials.
     """
-    there = [t for t in trials if finished(t, corpus, out / t.name)]
-    todo = [t for t in trials if t not in there]
+    there: list[Trial] = []
+    todo: list[Trial] = []
+    for trial in trials:
+        (there if finished(trial, corpus, out / trial.name) else todo).append(trial)
     if there:
         names = ", ".join(t.name for t in there[:NAMED])
         more = f" and {len(there) - NAMED} more" if len(there) > NAMED else ""
@@ -81,7 +83,7 @@ def seconds_per_character(config: RunConfig, corpus: Corpus) -> float:
     optimisers = build_optimisers(model, config.training, machine.device)
     clock = _Stopwatch()
     short = config.with_changes(
-        {"steps": MEASURED, "log_every": 1000, "eval_every": 1000, "warmup_steps": 0}
+        {"steps": MEASURED, "log_every": 1000, "eval_every": 1000, "learning_rate": CALM}
     )
     loop.train(model, optimisers, corpus.train, corpus.val[:2], short.training,
                machine.autocast, clock)  # fmt: skip

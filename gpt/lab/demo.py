@@ -6,13 +6,13 @@ from gpt.lab.commandline import DemoCommand
 from gpt.lab.run import Comparison, conduct
 
 WARMUP = 100
-"""Steps; half the run where it is shorter than two of these."""
+"""Steps; half the run where it is shorter than two of these, and one at least."""
 
 
 def main(command: DemoCommand) -> int:
     """The subcommand; returns the exit code."""
     base = run_config(command)
-    warmup = min(WARMUP, base.training.steps // 2)
+    warmup = max(1, min(WARMUP, base.training.steps // 2))
     arms = [
         Arm(f"{position}-w{steps}", {"norm_position": position, "warmup_steps": steps})
         for position in ("post", "pre")

@@ -8,17 +8,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gpt.commandline import run_config, run_name, shell_line
+from gpt.commandline import run_config, shell_line
 from gpt.config import RunConfig
-from gpt.corpus import read_text
 from gpt.errors import UsageError
 from gpt.lab.arms import Arm, parse_arms
 from gpt.lab.commandline import SUBCOMMANDS, DuelCommand
 from gpt.lab.cost import announce
 from gpt.lab.duel_report import account, stated, write
 from gpt.lab.fairness import refuse_unequal_plans, refuse_unfair
-from gpt.lab.folders import lab_folder, refuse_other_use
+from gpt.lab.folders import begin
 from gpt.lab.grid import Side, extended, rate_name
+from gpt.lab.made import made
 from gpt.lab.outcomes import Outcome
 from gpt.lab.progress import tell
 from gpt.lab.run import Comparison, train
@@ -33,7 +33,7 @@ from gpt.lab.tuning import (
 )
 from gpt.lab.workers import run_trials
 from gpt.text.reading import Corpus
-from gpt.training.progress import say
+from gpt.training.progress import say, warn
 
 FRESH = 10
 """The first fresh seed, after the first tuning seed; so there are at most that many of those."""
@@ -79,26 +79,20 @@ def main(command: DuelCommand) -> int:
     """The subcommand; returns the exit code."""
     base = run_config(command)
     tuning, rates = _planned(command, base)
-    if command.out:
-        refuse_other_use(command.out)
-    configs = [arm.config(base, base.training.seed) for arm in tuning.arms]
-    corpus = read_text(max(configs, key=lambda config: config.model.context_length))
-    for line in corpus.notices:
-        tell(line)
-    out = lab_folder(command.out, f"duel-{'-'.join(command.arms)}-{run_name(command)}")
+    config = tuning.arms[0].config(base, base.training.seed)
+    corpus, out = begin(command, config, "-".join(["duel", *(arm.name for arm in tuning.arms)]))
     tune_both(tuning, rates, corpus, out, command.workers)
-    lines = account(tuning)
-    say("\n".join([*lines, ""]))
+    say("\n".join([*account(tuning), ""]))
     final = _final(command, base, tuning)
     outcomes: list[Outcome] = []
+    found: list[str] = []
     if final:
         announce(final.trials, corpus, out, command.workers)
         outcomes = train(final, corpus, out, command.workers)
         refuse_unfair(outcomes, strict=True)
         found = stated(tuning, final, corpus, outcomes)
         say("\n".join([*found, ""]))
-        lines = [*found, "", *lines]
-    write(tuning, final, corpus, out, outcomes, lines)
+    write(tuning, final, corpus, out, outcomes, found, made("duel", command, corpus))
     say("curves: " + shell_line("-m", "tensorboard.main", "--logdir", out))
     return 0
 
@@ -114,7 +108,7 @@ def _planned(command: DuelCommand, base: RunConfig) -> tuple[Tuning, tuple[float
         )
     seed = base.training.seed
     for line in refuse_unequal_plans({arm.name: arm.config(base, seed) for arm in arms}):
-        tell(f"warning: {line}")
+        warn(line)
     warmups = checked_warmups(command.warmups, base)
     tuning = Tuning(arms, base, warmups, range(seed, seed + command.tuning_seeds))
     return tuning, checked_rates(command.rates, base)

@@ -1,15 +1,15 @@
 """What a duel found: what was tuned to what, the statement, the report."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from textwrap import wrap
 from typing import TYPE_CHECKING
 
-from gpt.lab.grid import Side, mean_loss, rate_name
+from gpt.lab.columns import columns
+from gpt.lab.grid import losses_of, mean_loss, rate_name
 from gpt.lab.outcomes import Outcome
 from gpt.lab.run import Comparison, config_difference
 from gpt.lab.setting import ranges, setting_of
-from gpt.lab.statement import statement
+from gpt.lab.statement import statement, wrapped
 from gpt.lab.trials import source_digest
 from gpt.lab.tuning import Setting, Tuned, tune
 from gpt.lab.yardsticks import yardsticks
@@ -26,14 +26,15 @@ def account(tuning: "Tuning") -> list[str]:
     cells = next(iter(tuning.cells.values()))
     outcomes = [outcome for of_setting in cells.values() for outcome in of_setting]
     characters = sum(outcome.characters for outcome in outcomes)
+    seeds = "seed" if len(tuning.seeds) == 1 else "seeds"
     grown = " and ".join(f"{n} {side}" for side, n in tuning.added.items() if n)
-    lines = _wrapped(
-        f"Tuning: {len(cells)} settings x {len(tuning.seeds)} seeds ({ranges(tuning.seeds)}) = "
+    lines = wrapped(
+        f"Tuning: {len(cells)} settings x {len(tuning.seeds)} {seeds} ({ranges(tuning.seeds)}) = "
         f"{len(outcomes)} runs of {tuning.base.training.steps} steps, {characters:,} characters "
         "for each arm, the same for both"
         + (f"; the grid grew for both at its edges ({grown})" if grown else "")
     )
-    lines += _wrapped(
+    lines += wrapped(
         "Mean final loss (nats per character). A setting in which a seed failed cannot win. Of "
         "warm-ups only the given ones are tried."
     )
@@ -46,18 +47,19 @@ def _grid(cells: "Cells") -> list[str]:
     """Rates down, warm-ups across, and the winner."""
     rates = sorted({setting.learning_rate for setting in cells})
     warmups = sorted({setting.warmup_steps for setting in cells})
-    lines = ["  " + "rate".ljust(10) + "".join(f"w{warmup}".rjust(18) for warmup in warmups)]
+    rows = [["rate", *(f"w{warmup}" for warmup in warmups)]]
     for rate in rates:
         row = [_cell(cells[Setting(rate, warmup)]) for warmup in warmups]
-        lines.append("  " + rate_name(rate).ljust(10) + "".join(cell.rjust(18) for cell in row))
-    return [*lines, *(f"  {line}" for line in _wrapped(_winner(tune(cells), len(cells))))]
+        rows.append([rate_name(rate), *row])
+    lines = [f"  {line}" for line in columns(rows)]
+    return [*lines, *wrapped(_winner(tune(cells), len(cells)), "  ")]
 
 
 def _cell(outcomes: Sequence[Outcome]) -> str:
     mean = mean_loss(outcomes)
     if mean is not None:
         return f"{mean:.4f}"
-    failed = sum(outcome.state in ("plateau", "diverged") for outcome in outcomes)
+    failed = losses_of(outcomes).count(None)
     return f"{failed} of {len(outcomes)} failed" if failed else "too short"
 
 
@@ -78,7 +80,8 @@ def stated(
     tuning: "Tuning", final: Comparison, corpus: Corpus, outcomes: list[Outcome]
 ) -> list[str]:
     """Of the winners. An arm that is not tuned is named before anything else."""
-    untuned = [arm.name for arm in tuning.arms if _edges(tuning.cells[arm.name])]
+    best = {arm.name: tune(tuning.cells[arm.name]) for arm in tuning.arms}
+    untuned = [name for name, tuned in best.items() if tuned and tuned.edges]
     setting = setting_of(
         list(final.configs.values()), list(final.seeds), source_digest(), corpus.source.sha256
     )
@@ -86,7 +89,7 @@ def stated(
     lines = statement(setting, names, outcomes, final.margin, tuned=not untuned)
     if untuned:
         lines = [
-            *_wrapped(
+            *wrapped(
                 f"NOT TUNED: the best rate of {' and '.join(untuned)} lies at the edge of the "
                 "grid, so what follows is no comparison of tuned with tuned."
             ),
@@ -95,20 +98,19 @@ def stated(
     return lines
 
 
-def _edges(cells: "Cells") -> tuple[Side, ...]:
-    tuned = tune(cells)
-    return tuned.edges if tuned else ()
-
-
 def write(
     tuning: "Tuning",
     final: Comparison | None,
     corpus: Corpus,
     out: Path,
     outcomes: list[Outcome],
-    lines: list[str],
+    found: list[str],
+    made: Mapping[str, str],
 ) -> None:
-    """``out/report.html``, and figures, statement and table for TensorBoard."""
+    """``out/report.html``, and figures, statement and table for TensorBoard.
+
+    ``found``: the statement; empty where an arm has no winner.
+    """
     from gpt.lab.board import write_board
     from gpt.lab.figures import loss_against_rate, loss_bands
     from gpt.lab.report import Section, write_report
@@ -117,11 +119,15 @@ def write(
     points: dict[str, dict[float, list[float | None]]] = {}
     for arm in tuning.arms:
         for setting, of_setting in sorted(tuning.cells[arm.name].items()):
-            points.setdefault(f"{arm.name}-w{setting.warmup_steps}", {})[setting.learning_rate] = [
-                None if o.state in ("plateau", "diverged") else o.final for o in of_setting
-            ]
+            line = points.setdefault(f"{arm.name}-w{setting.warmup_steps}", {})
+            line[setting.learning_rate] = losses_of(of_setting)
     title = "Tuning: final loss against the learning rate"
-    figures = [(f"{title}.", loss_against_rate(points, *of_ends, title=title))]
+    caption = "Final loss of every tuning run. Dashed: the whole validation text's cross-entropies."
+    account_of = account(tuning)
+    tuned = Section(
+        "Tuning", account_of, [(caption, loss_against_rate(points, *of_ends, title=title))]
+    )
+    sections = [tuned]
     images = {"tuning": loss_against_rate.png(points, *of_ends, title=title)}
     names: list[str] = []
     differences: list[str] = []
@@ -130,23 +136,26 @@ def write(
         differences = config_difference(final.configs)
         curves = {
             f"{arm.name}-w{won.changes['warmup_steps']}": [
-                read_metrics(out / o.name)["loss/val"] for o in outcomes if o.arm == won.name
+                read_metrics(out / o.name).get("loss/val", [])
+                for o in outcomes
+                if o.arm == won.name
             ]
             for arm, won in zip(tuning.arms, final.arms, strict=True)
         }
-        caption = f"Validation loss of {' and '.join(names)} while training, on fresh seeds."
-        figures = [(caption, loss_bands(curves, *of_curves, arms=points)), *figures]
+        caption = (
+            f"Validation loss of {' and '.join(names)} while training, on fresh seeds. Curves and "
+            "dashed lines are of the first part of the validation text, final losses of the whole."
+        )
+        bands = loss_bands(curves, *of_curves, arms=points)
+        sections = [
+            Section("What was found", found, [(caption, bands)]),
+            tuned,
+            Section("What differs", differences),
+        ]
         images["loss_bands"] = loss_bands.png(curves, *of_curves, arms=points)
-    sections = [Section("What was found", lines, figures)]
-    if differences:
-        sections.append(Section("What differs", differences, []))
-    write_report(out, " against ".join(arm.name for arm in tuning.arms), sections)
+    write_report(out, " against ".join(arm.name for arm in tuning.arms), sections, made=made)
     write_board(
-        out, names, outcomes, lines, images, differences,
+        out, names, outcomes, [*found, "", *account_of], images, differences,
         configs=final.configs if final else {}, rates=points,
     )  # fmt: skip
     say("report: " + str(out / "report.html"))
-
-
-def _wrapped(text: str) -> list[str]:
-    return wrap(text, 98, subsequent_indent="  ", break_on_hyphens=False)

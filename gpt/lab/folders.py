@@ -3,15 +3,34 @@
 import json
 from pathlib import Path
 
-from gpt.commandline import shell_line
+from gpt.commandline import run_name, shell_line
+from gpt.config import RunConfig
+from gpt.corpus import read_text
 from gpt.errors import UsageError
+from gpt.lab.commandline import LabCommand
+from gpt.lab.progress import tell
 from gpt.lab.trials import Stopped
 from gpt.runfolder import given_folder, new_folder, refuse_used
+from gpt.text.reading import Corpus
 from gpt.training.atomic import write_atomically
 from gpt.training.progress import say
 
 MARK = "comparison.json"
 """The file that says that a folder is of a comparison; it has its first name."""
+
+
+def begin(command: LabCommand, config: RunConfig, prefix: str) -> tuple[Corpus, Path]:
+    """The text of the config, what is to be said of it told, and the folder of the command.
+
+    An --out that holds something else is refused before the text is read, and an unusable text
+    before a folder is made. Raises UsageError and DiskError.
+    """
+    if command.out:
+        refuse_other_use(command.out)
+    corpus = read_text(config)
+    for line in corpus.notices:
+        tell(line)
+    return corpus, lab_folder(command.out, f"{prefix}-{run_name(command)}")
 
 
 def lab_folder(out: str, name: str) -> Path:

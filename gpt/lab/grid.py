@@ -24,13 +24,7 @@ Side = Literal["low", "high"]
 """An end of a grid of rates."""
 
 FACTOR = 2
-"""Between neighbours of a grid, where nothing else is given."""
-
-
-def doubling(low: float, high: float) -> tuple[float, ...]:
-    """The rates ``low, 2 low, 4 low, ...`` up to ``high``, of three digits each."""
-    count = math.floor(math.log(high / low, FACTOR) + 1e-9) + 1
-    return tuple(_rounded(low * FACTOR**k) for k in range(count))
+"""Between the only rate of a grid and the next, where no distance is given."""
 
 
 def extended(rates: Sequence[float], side: Side) -> tuple[float, ...]:
@@ -52,6 +46,11 @@ def state_of_cell(outcomes: Sequence[Outcome]) -> Literal["learned", "failed", "
     if states & {"plateau", "diverged"}:
         return "failed"
     return "learned" if states == {"learned"} else "undecided"
+
+
+def losses_of(outcomes: Sequence[Outcome]) -> list[float | None]:
+    """The final loss of each, in nats per character; None for a failure."""
+    return [None if o.state in ("plateau", "diverged") else o.final for o in outcomes]
 
 
 def mean_loss(outcomes: Sequence[Outcome]) -> float | None:
@@ -118,14 +117,10 @@ class Critical:
         low = "" if self.learned is None else rate_name(self.learned)
         high = "" if self.failed is None else rate_name(self.failed)
         if self.estimate is not None:
-            text = f"{low} .. {high} ({rate_name(_rounded(self.estimate))})"
-        elif low:
-            text = f"above {low}"
-        else:
-            text = f"below {high}" if high else "undecided"
-        if self.failed_below:
-            text += f", failed at {', '.join(map(rate_name, self.failed_below))} too"
-        return text
+            return f"{rate_name(_rounded(self.estimate))} ({low}..{high})"
+        if low:
+            return f"above {low}"
+        return f"below {high}" if high else "undecided"
 
 
 def critical_rate(cells: Cells) -> Critical:
@@ -186,13 +181,6 @@ def next_runs(
         if missing:
             return missing
     return []
-
-
-def most_runs(n_rates: int, n_seeds: int) -> int:
-    """An upper bound of how many runs ``next_runs`` asks of one arm, unless its best rate moves."""
-    halves = [math.ceil(n_rates / 2**rung) for rung in range(max(n_seeds - 1, 1))]
-    around = min(5, n_rates)  # the best rate, its neighbours, and the bracket
-    return min(sum(halves) + around * (n_seeds - 1), n_rates * n_seeds)
 
 
 def _promoted(cells: Cells, rung: int, *, last: bool) -> list[float]:

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING
 
 from gpt.commandline import run_config, run_name
 from gpt.config import RunConfig
-from gpt.corpus import read_text
 from gpt.lab.arms import parse_arms
 from gpt.lab.columns import columns
 from gpt.lab.commandline import InitCommand
-from gpt.lab.folders import lab_folder, refuse_other_use
+from gpt.lab.folders import begin
 from gpt.lab.progress import duration, tell
 from gpt.lab.report import Section, Table, write_report
 from gpt.text.reading import Corpus
@@ -32,6 +31,8 @@ CAPTIONS = {
     "update": "one step of gradient descent at 1e-3: rms change of the logits",
 }
 """What is measured, a table each."""
+SLOPE_FROM = 4
+"""Blocks; shallower models are not on the line yet."""
 
 
 @dataclass(frozen=True)
@@ -64,10 +65,8 @@ def main(command: InitCommand) -> int:
         for arm in arms
         for depth in depths
     ]
-    if command.out:
-        refuse_other_use(command.out)
-    corpus = read_text(max((c.config for c in cells), key=lambda c: c.model.context_length))
-    out = lab_folder(command.out, f"init-{run_name(command)}")
+    longest = max((cell.config for cell in cells), key=lambda config: config.model.context_length)
+    corpus, out = begin(command, longest, "init")
     found = measure_all(cells, corpus, seeds, command.workers)
     for init in dict.fromkeys(command.inits):
         say("\n".join([f"init {init}", *summary(found, init), ""]))
@@ -120,10 +119,15 @@ def values(found: Found, init: str, what: str) -> dict[str, dict[int, float]]:
     by_arm: dict[str, dict[int, float]] = {}
     for cell, starts in found.items():
         if cell.init == init:
-            mean = fmean if what == "stream" else geometric_mean
+            mean = fmean if what == "stream" else _geometric_mean
             numbers = [_value(start, what) for start in starts]
             by_arm.setdefault(cell.arm, {})[cell.depth] = mean(numbers)
     return by_arm
+
+
+def _geometric_mean(numbers: Sequence[float]) -> float:
+    """0 where one is: blocks that begin as the identity add nothing, and amplify nothing."""
+    return geometric_mean(numbers) if all(numbers) else 0.0
 
 
 def _value(start: "Start", what: str) -> float:
@@ -164,19 +168,21 @@ def summary(found: Found, init: str) -> list[str]:
         "arm", "gradient", "depth", "gradient", "skip", "rms", "times", "times",
     ]]  # fmt: skip
     for arm, gradients in measured["last"].items():
-        deep = [d for d in depths if d >= 4]
+        deep = [d for d in depths if d >= SLOPE_FROM]
         steep = f"{slope({d: gradients[d] for d in deep}):+.2f}" if len(deep) > 1 else "-"
         at = {what: of[arm][last] for what, of in measured.items()}
+        before = {what: of[arm][first] for what, of in measured.items()}
         noise, update = (
-            f"x{at[what] / measured[what][arm][first]:.3g}" for what in ("noise", "update")
+            f"x{at[what] / before[what]:.3g}" if before[what] else "-"
+            for what in ("noise", "update")
         )
         numbers = (at["ratio"], at["branches"], at["stream"])
         rows.append(
             [arm, f"{at['last']:.3g}", steep, *(f"{v:.3g}" for v in numbers), noise, update]
         )
     return [
-        f"with {last} blocks; slope of log gradient over log depth; times: {last} blocks over "
-        f"{first}",
+        f"with {last} blocks; slope of log gradient over log depth from {SLOPE_FROM} blocks on; "
+        f"times: {last} blocks over {first}",
         *columns(rows),
     ]
 
@@ -203,7 +209,7 @@ def figures(found: Found, arms: Sequence[str]) -> list[tuple[str, str]]:
     deepest = max(cell.depth for cell in found)
     deep = {cell.arm: starts for cell, starts in found.items() if cell.depth == deepest}
     by_block = {
-        arm: [geometric_mean(of) for of in zip(*(s.gradients for s in starts), strict=True)]
+        arm: [_geometric_mean(of) for of in zip(*(s.gradients for s in starts), strict=True)]
         for arm, starts in deep.items()
     }
     growth = {

@@ -17,7 +17,7 @@ def tell(text: str) -> None:
         sys.stderr.flush()
 
 
-class Trials:
+class Progress:
     """A bar on a terminal, and a line for every trial that ended."""
 
     def __init__(self, n: int) -> None:
@@ -25,7 +25,7 @@ class Trials:
         self.started = time.monotonic()
         self.bar: tqdm | None = None
 
-    def __enter__(self) -> "Trials":
+    def __enter__(self) -> "Progress":
         with contextlib.suppress(OSError):
             if sys.stderr.isatty():
                 self.bar = tqdm(total=self.n, unit="run", dynamic_ncols=True)
@@ -37,10 +37,10 @@ class Trials:
         self.done += 1
         took = time.monotonic() - self.started
         left = took / self.done * (self.n - self.done)
-        loss = outcome.failure or (f"validation {outcome.final:.4f}" if outcome.final else "")
+        loss = outcome.failure if outcome.final is None else f"validation {outcome.final:.4f}"
         line = f"{self.done:>4} of {self.n}  {outcome.name:<20} {outcome.state:<9} {loss}"
-        if self.done < self.n:
-            line += f"  (about {duration(left)} left)" if not self.bar else ""
+        if self.done < self.n and not self.bar:
+            line += f"  (about {duration(left)} left)"
         tell(line)
         if self.bar:
             with contextlib.suppress(OSError):

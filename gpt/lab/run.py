@@ -1,17 +1,16 @@
 """``compare.py run``: every arm with every seed, the statement, the report."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from gpt.commandline import run_config, run_name, shell_line
 from gpt.config import RunConfig, changed
-from gpt.corpus import read_text
 from gpt.lab.arms import Arm, parse_arms
 from gpt.lab.commandline import LabCommand, RunCommand
 from gpt.lab.cost import announce
 from gpt.lab.fairness import refuse_unequal_plans, refuse_unfair
-from gpt.lab.folders import lab_folder, refuse_other_use
+from gpt.lab.folders import begin
 from gpt.lab.outcomes import Outcome
 from gpt.lab.progress import tell
 from gpt.lab.statement import setting_of, statement, table
@@ -20,7 +19,7 @@ from gpt.lab.workers import run_trials
 from gpt.lab.yardsticks import yardsticks
 from gpt.text.reading import Corpus
 from gpt.training.curves import read_metrics
-from gpt.training.progress import say
+from gpt.training.progress import say, warn
 
 
 @dataclass(frozen=True)
@@ -37,12 +36,11 @@ class Comparison:
     keeps_checkpoints: bool = False
     cautions: bool = True
     """Whether to say which settings were seen to fail."""
-    configs: dict[str, RunConfig] = field(init=False)
-    """Of each arm at the first seed, derived defaults not written out."""
 
-    def __post_init__(self) -> None:
-        configs = {arm.name: arm.config(self.base, self.seeds[0]) for arm in self.arms}
-        object.__setattr__(self, "configs", configs)
+    @property
+    def configs(self) -> dict[str, RunConfig]:
+        """Of each arm at the first seed, derived defaults not written out."""
+        return {arm.name: arm.config(self.base, self.seeds[0]) for arm in self.arms}
 
     @property
     def trials(self) -> list[Trial]:
@@ -75,24 +73,19 @@ def main(command: RunCommand) -> int:
         keeps_checkpoints=True,
     )
     for line in refuse_unequal_plans(experiment.configs):
-        tell(f"warning: {line}")
+        warn(line)
     return conduct(experiment, command, "compare")
 
 
 def conduct(experiment: Comparison, command: LabCommand, prefix: str) -> int:
     """Train what is not there yet, say what was found, write the report; return the exit code."""
-    if command.out:
-        refuse_other_use(command.out)
     longest = max(experiment.configs.values(), key=lambda config: config.model.context_length)
-    corpus = read_text(longest)
-    for line in corpus.notices:
-        tell(line)
-    out = lab_folder(command.out, f"{prefix}-{run_name(command)}")
+    corpus, out = begin(command, longest, prefix)
     if announce(experiment.trials, corpus, out, command.workers) and experiment.cautions:
         _caution(experiment)
     outcomes = train(experiment, corpus, out, command.workers)
     for line in refuse_unfair(outcomes):
-        tell(f"warning: {line}")
+        warn(line)
     lines = state(experiment, corpus, outcomes)
     say("\n".join(lines))
     say()

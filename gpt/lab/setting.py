@@ -13,6 +13,7 @@ _SENTENCE = (
     ("clip ", "grad_clip", ""), ("dropout ", "dropout", ""), ("", "steps", " steps"),
     ("", "characters", " characters a step"),
 )  # fmt: skip
+"""Words before a value, its name, words after it."""
 _TOLD = {name for _, name, _ in _SENTENCE}
 _TOLD |= {"optimizer", "beta1", "beta2", "muon_momentum", "batch_size", "grad_accumulation"}
 _UNTOLD = {"seed", "text", "threads"}
@@ -26,10 +27,9 @@ def setting_of(configs: Sequence[RunConfig], seeds: Sequence[int], code: str, da
     """
     flats = [_facts(config.resolved()) for config in configs]
     parts = [f"{before}{_values(flats, name)}{after}" for before, name, after in _SENTENCE]
-    for name in flats[0].keys() - _TOLD - _UNTOLD:
+    for name in sorted(flats[0].keys() - _TOLD - _UNTOLD):
         if len({flat[name] for flat in flats}) > 1:
             parts.append(f"{name} {_values(flats, name)}")
-    parts[len(_SENTENCE) :] = sorted(parts[len(_SENTENCE) :])
     return (
         f"Setting: {', '.join(parts)}; seeds {ranges(seeds)}; "
         f"code {code[:12]}, data {data[:12]} (sha256)."

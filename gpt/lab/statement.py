@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from statistics import median
 from textwrap import wrap
 
-from gpt.lab.comparison import ALPHA, MARGIN, Comparison, Tally, Test, compare, compare_pairs
+from gpt.lab.comparison import ALPHA, MARGIN, PairwiseComparison, Tally, Test, compare_pairs
 from gpt.lab.outcomes import Outcome
 from gpt.lab.setting import ranges, setting_of
-from gpt.lab.statistics import Interval, seeds_for_half_width
+from gpt.lab.statistics import Interval
 
-__all__ = ["compare", "setting_of", "statement", "table"]
+__all__ = ["setting_of", "statement", "table", "wrapped"]
 
 WIDTH = 100
 """Of a line."""
@@ -40,18 +40,18 @@ def statement(
     asked = [(arms[0], arm) for arm in arms[1:]] if pairs is None else pairs
     ready = [(of[first], of[second]) for first, second in asked if of[first] and of[second]]
     comparisons = compare_pairs(ready, margin)
-    lines = [*_wrapped(setting), "", *table(arms, outcomes), ""]
+    lines = [*wrapped(setting), "", *table(arms, outcomes), ""]
     for arm in arms:
-        lines += _wrapped(_runs(of[arm]) if of[arm] else f"{arm}: no run ended")
+        lines += wrapped(_runs(of[arm]) if of[arm] else f"{arm}: no run ended")
     expected = len(arms) * len({o.seed for o in outcomes})
     if len(outcomes) < expected:
         missing = expected - len(outcomes)
-        lines += _wrapped(f"unfinished: {missing} of {expected} runs are missing")
+        lines += wrapped(f"unfinished: {missing} of {expected} runs are missing")
     for comparison in comparisons:
         lines += ["", *_pair(comparison, tuned)]
     if len(comparisons) > 1:
-        lines += ["", *_wrapped(_correction(comparisons))]
-    return [*lines, "", *_wrapped(_not_said(tuned))]
+        lines += ["", *wrapped(_correction(comparisons))]
+    return [*lines, "", *wrapped(_not_said(tuned))]
 
 
 def table(arms: Sequence[str], outcomes: Sequence[Outcome]) -> list[str]:
@@ -99,17 +99,17 @@ def _runs(outcomes: Sequence[Outcome]) -> str:
     return f"{failures}; {', '.join(cost)}"
 
 
-def _pair(c: Comparison, tuned: bool) -> list[str]:
+def _pair(c: PairwiseComparison, tuned: bool) -> list[str]:
     """The heading, then failures, losses and verdict, indented."""
     said = []
     if c.first.failed or c.second.failed:
         said.append(f"failures: Fisher exact {_p(c, c.fisher_p, 'failures')}")
-    said += [_losses(c), f"{_verdict(c, tuned)}"]
+    said += [_losses(c), _verdict(c, tuned)]
     heading = f"{c.second.arm} against {c.first.arm}"
-    return _wrapped(heading) + [line for words in said for line in _wrapped(words, "  ")]
+    return wrapped(heading) + [line for words in said for line in wrapped(words, "  ")]
 
 
-def _losses(c: Comparison) -> str:
+def _losses(c: PairwiseComparison) -> str:
     if c.mean is None:
         return "losses: there is no seed in which both learned, so none are compared"
     seeds = "seeds" if len(c.seeds) > 1 else "seed"
@@ -122,18 +122,20 @@ def _losses(c: Comparison) -> str:
         f"sd of differences {c.sd:.4f}, {_p(c, c.p['difference'], 'difference')}"
     )
     if c.sign_flip_p is not None:
-        least = 2 / 2 ** len(c.seeds)
-        words += f"; not assuming normality: sign flips p = {c.sign_flip_p:.2g} (least {least:.2g})"
+        words += (
+            f"; without assuming normality: sign-flip test p = {c.sign_flip_p:.2g} ({len(c.seeds)} "
+            f"seeds cannot give less than {2 / 2 ** len(c.seeds):.2g})"
+        )
     return words
 
 
-def _verdict(c: Comparison, tuned: bool) -> str:
-    where = "each at its own tuned learning rate" if tuned else "at this learning rate"
+def _verdict(c: PairwiseComparison, tuned: bool) -> str:
+    where = "each at its own tuned learning rate" if tuned else "at the learning rate set, untuned"
     claim = c.words if c.verdict == "NOT RESOLVED" else f"{c.words} {where}"
     return f"verdict (margin {c.margin:g} nats): {claim}: {_why(c)}"
 
 
-def _why(c: Comparison) -> str:
+def _why(c: PairwiseComparison) -> str:
     if c.ground == "losses":
         return _why_losses(c)
     if c.ground == "failures" and c.winner:
@@ -152,35 +154,39 @@ def _why(c: Comparison) -> str:
     }[c.ground]
 
 
-def _why_losses(c: Comparison) -> str:
-    assert c.equivalence_interval
-    assert c.sd is not None
+def _why_losses(c: PairwiseComparison) -> str:
     corrected = " after Holm's correction" if c.tests > 1 else ""
     if c.winner:
         failed = ", and it failed in no more seeds" if c.first.failed + c.second.failed else ""
-        return f"0 is excluded at 5 %{corrected}, the mean exceeds the margin{failed}"
+        return (
+            f"the difference is significant at 5 %{corrected}, the observed mean exceeds the "
+            f"margin{failed}"
+        )
     if c.verdict == "EQUIVALENT":
+        assert c.equivalence_interval
         within = _interval(c.equivalence_interval)
-        return f"the 90 % interval {within} lies within the margin, so both one-sided tests pass"
+        less = ", though a difference is shown" if c.holm["difference"] <= ALPHA else ""
+        return (
+            f"both one-sided tests pass at 5 %{corrected}; the 90 % interval {within} lies within "
+            f"the margin{less}"
+        )
     if c.holm["difference"] <= ALPHA:
         return f"a difference, but it is not shown on which side of the margin; {_needed(c)}"
-    narrow = seeds_for_half_width(c.sd, c.margin)
-    width = f" (an interval of +-{c.margin:g} takes {narrow:,})" if narrow else ""
-    return f"neither a difference nor equivalence is shown{corrected}; {_needed(c)}{width}"
+    return f"neither a difference nor equivalence is shown{corrected}; {_needed(c)}"
 
 
-def _needed(c: Comparison) -> str:
-    """How many seeds would do: new ones, for who adds seeds until a verdict comes will get one."""
+def _needed(c: PairwiseComparison) -> str:
+    """How many seeds would do. New ones: who adds seeds until a verdict comes will get one."""
     n = c.seeds_to_resolve
     if n is None:
-        return "no practical number of seeds would resolve it, were what was seen the truth"
+        return "no practical number of seeds would resolve it if what was observed is true"
     return (
-        f"about n = {n:,} new seeds, fixed beforehand, would resolve it four times in five, were "
-        "what was seen the truth"
+        f"about n = {n:,} new seeds, fixed beforehand, would resolve it with 80 % power if what "
+        "was observed is true"
     )
 
 
-def _correction(comparisons: Sequence[Comparison]) -> str:
+def _correction(comparisons: Sequence[PairwiseComparison]) -> str:
     return (
         f"{len(comparisons)} pairs were compared, and no others. Holm's correction for "
         f"{comparisons[0].tests} tests is in the verdicts, and not in the intervals."
@@ -188,14 +194,14 @@ def _correction(comparisons: Sequence[Comparison]) -> str:
 
 
 def _not_said(tuned: bool) -> str:
-    rates = "learning rates outside the grid" if tuned else "learning rates"
+    rates = "warm-ups or learning rates than those tried" if tuned else "warm-ups or learning rates"
     return (
-        "This says nothing about other depths, widths, initialisations, warm-ups, budgets, texts "
-        f"or {rates}: there the arms may come out in another order."
+        "This says nothing about other depths, widths, initialisations, budgets, texts, "
+        f"{rates}: there the arms may come out in another order."
     )
 
 
-def _p(c: Comparison, p: float, test: Test) -> str:
+def _p(c: PairwiseComparison, p: float, test: Test) -> str:
     words = f"p = {p:.2g}" if p >= 1e-4 else "p < 0.0001"
     if c.tests > 1 and test in c.holm:
         words += f" (Holm {c.holm[test]:.2g})"
@@ -210,8 +216,8 @@ def _interval(interval: Interval) -> str:
     return f"[{interval[0]:+.4f}, {interval[1]:+.4f}]"
 
 
-def _wrapped(words: str, indent: str = "") -> list[str]:
-    """No line ends between a number and what it belongs to."""
+def wrapped(words: str, indent: str = "") -> list[str]:
+    """Lines of at most WIDTH, of which none ends between a number and what it belongs to."""
     tied = re.sub(r" %| = ", lambda found: found[0].replace(" ", _TIE), words)
     lines = wrap(
         tied, WIDTH, initial_indent=indent, subsequent_indent=f"{indent}  ", break_on_hyphens=False

@@ -12,7 +12,7 @@ from statistics import NormalDist, fmean, stdev
 Interval = tuple[float, float]
 
 POWER = 0.8
-"""How often a number of seeds that is called enough must be enough."""
+"""Probability with which a number of seeds that is called enough comes to a verdict."""
 MOST_SEEDS = 1000
 """More are not proposed."""
 
@@ -121,18 +121,6 @@ def holm(p_values: Sequence[float]) -> list[float]:
         largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[i]))
         adjusted[i] = largest
     return adjusted
-
-
-def seeds_for_half_width(sd: float, margin: float, confidence: float = 0.95) -> int | None:
-    """Fewest seeds whose paired t interval reaches less than a margin to either side.
-
-    ``t(n - 1) sd / sqrt(n) < margin``, where t depends on n. None: more than MOST_SEEDS.
-    """
-
-    def narrow(n: int) -> bool:
-        return t_quantile((1 + confidence) / 2, n - 1) * sd / math.sqrt(n) < margin
-
-    return _fewest(narrow)
 
 
 def chance_to_resolve(n: int, mean: float, sd: float, margin: float, alpha: float = 0.05) -> float:

@@ -10,15 +10,15 @@ from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
 
-from gpt.commandline import run_config, run_name, shell_line
+from gpt.commandline import run_config, shell_line
 from gpt.config import RunConfig
-from gpt.corpus import read_text
 from gpt.lab.arms import Arm, parse_arms
 from gpt.lab.commandline import SUBCOMMANDS, SweepCommand
 from gpt.lab.cost import announce
 from gpt.lab.fairness import refuse_unequal_plans, refuse_unfair
-from gpt.lab.folders import lab_folder, refuse_other_use
-from gpt.lab.grid import most_runs, next_runs, rate_name
+from gpt.lab.folders import begin
+from gpt.lab.grid import next_runs, rate_name
+from gpt.lab.made import made
 from gpt.lab.outcomes import Outcome
 from gpt.lab.progress import tell
 from gpt.lab.sweep_report import legend, soon_of, table, write
@@ -26,7 +26,7 @@ from gpt.lab.trials import Stopped, Trial
 from gpt.lab.tuning import checked_rates, checked_warmups, refuse_varied
 from gpt.lab.workers import run_trials
 from gpt.text.reading import Corpus
-from gpt.training.progress import say
+from gpt.training.progress import say, warn
 
 
 @dataclass(frozen=True)
@@ -61,12 +61,7 @@ def main(command: SweepCommand) -> int:
     rows = rows_of(command, base, arms)
     rates = checked_rates(command.rates, base)
     seeds = range(base.training.seed, base.training.seed + command.seeds)
-    if command.out:
-        refuse_other_use(command.out)
-    corpus = read_text(base)
-    for line in corpus.notices:
-        tell(line)
-    out = lab_folder(command.out, f"sweep-{run_name(command)}")
+    corpus, out = begin(command, rows[0].config, "sweep")
     _introduce(rows, rates, seeds)
     try:
         train(rows, rates, seeds, corpus, out, command.workers)
@@ -82,7 +77,7 @@ def main(command: SweepCommand) -> int:
     ]
     say("\n".join(lines))
     say()
-    write(rows, corpus, out, lines)
+    write(rows, corpus, out, lines, made("sweep", command, corpus))
     say("curves: " + shell_line("-m", "tensorboard.main", "--logdir", out))
     return 0
 
@@ -92,7 +87,7 @@ def rows_of(command: SweepCommand, base: RunConfig, arms: Sequence[Arm]) -> list
     refuse_varied(arms, SUBCOMMANDS["sweep"].varies)
     seed = base.training.seed
     for line in refuse_unequal_plans({arm.name: arm.config(base, seed) for arm in arms}):
-        tell(f"warning: {line}")
+        warn(line)
     rows = []
     for depth, arm, init, warmup in product(
         sorted(set(command.depths)),
@@ -118,6 +113,7 @@ def train(
 
     Raises Stopped, and UsageError where arms were not treated alike.
     """
+    warned: set[str] = set()
     while True:
         at = {}
         for row in rows:
@@ -135,13 +131,17 @@ def train(
             for outcomes in row.cells.values():
                 outcomes.sort(key=lambda outcome: outcome.seed)
         for depth in {row.depth for row in rows}:
-            refuse_unfair([
+            alike = [
                 outcome
                 for row in rows
                 if row.depth == depth
                 for outcomes in row.cells.values()
                 for outcome in outcomes
-            ])  # fmt: skip
+            ]
+            unequal = set(refuse_unfair(alike))
+            for line in sorted(unequal - warned):
+                warn(line)
+            warned |= unequal
 
 
 def _introduce(rows: Sequence[Row], rates: Sequence[float], seeds: Sequence[int]) -> None:
@@ -149,11 +149,10 @@ def _introduce(rows: Sequence[Row], rates: Sequence[float], seeds: Sequence[int]
     from gpt.training.plan import caution
 
     least = len(rows) * len(rates)
-    most = len(rows) * most_runs(len(rates), len(seeds))
-    more = f", then up to {most - least} more around the best rates and the failures"
+    more = least * (len(seeds) - 1)
     tell(
         f"{len(rows)} arms over {len(rates)} learning rates: {least} runs with the first seed"
-        + (more if most > least else "")
+        + (f", then at most {more} around the best rates and the failures" if more else "")
     )
     told: dict[str, None] = {}
     for row in rows:

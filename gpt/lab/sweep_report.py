@@ -1,13 +1,14 @@
 """What a sweep found: its table, its figures, its report."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median_high
 from textwrap import wrap
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
-from gpt.lab.grid import best_rate, critical_rate, rate_name, sensitivity, steps_to
+from gpt.lab.columns import columns
+from gpt.lab.grid import best_rate, critical_rate, losses_of, rate_name, sensitivity, steps_to
 from gpt.lab.outcomes import State
 from gpt.lab.setting import ranges
 from gpt.lab.trials import source_digest
@@ -24,33 +25,33 @@ if TYPE_CHECKING:
 def table(
     rows: "Sequence[Row]", rates: Sequence[float], seed: int, soon: dict[str, str] | None = None
 ) -> list[str]:
-    """A line a row. ``seed`` trained every rate; ``soon``: row -> when it knew more than pairs."""
+    """A line a row, and one for each whose failures are not all above its critical rate.
+
+    ``seed`` trained every rate; ``soon``: row -> when it knew more than pairs.
+    """
     lines = [(
-        "arm", "best rate", "loss there", *(["below bigram at"] if soon else []), "critical rate",
-        "sensitivity", "states",
+        "arm", "best rate", "loss (n)", *(["bigram at"] if soon else []), "critical rate", "sens.",
+        "L/P/D/U",
     )]  # fmt: skip
+    notes = []
     for row in rows:
         best = best_rate(row.cells)
+        critical = critical_rate(row.cells)
         one = row.of_seed(seed)
+        states = [outcome.state for outcome in one.values()]
         lines.append((
             row.name,
             str(best) if best else "none",
-            f"{best.loss:.3f} (n={best.n_seeds})" if best else "-",
+            f"{best.loss:.3f} ({best.n_seeds})" if best else "-",
             *([soon[row.name]] if soon else []),
-            str(critical_rate(row.cells)),
+            str(critical),
             f"{sensitivity(one, rates):.3f}",
-            _counts([outcome.state for outcome in one.values()]),
+            "/".join(str(states.count(state)) for state in get_args(State)),
         ))  # fmt: skip
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return [
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-        for line in lines
-    ]
-
-
-def _counts(states: Sequence[State]) -> str:
-    kinds: tuple[State, ...] = ("learned", "plateau", "diverged", "undecided")
-    return ", ".join(f"{states.count(kind)} {kind}" for kind in kinds if kind in states)
+        if critical.failed_below:
+            below = ", ".join(map(rate_name, critical.failed_below))
+            notes.append(f"{row.name} failed below its critical rate too, at {below}")
+    return [*columns(lines, left=len(lines[0])), *notes]
 
 
 def legend(
@@ -67,14 +68,18 @@ def legend(
         "config.toml of each run",
         "rates": f"{len(rates)} from {rate_name(rates[0])} to {rate_name(rates[-1])}, the same for "
         "every arm; what is said here is of this grid and this number of steps only",
-        "best rate": "the lowest mean final loss (nats per character) of the n seeds of a rate at "
-        "which none failed; at an edge of the grid it is not tuned. Chosen as the lowest it "
-        "flatters, so compare arms by compare.py duel",
-        "critical rate": "the largest rate at which every seed learned .. the smallest above it at "
-        f"which one failed, and their geometric mean; seeds a rate: at most {len(seeds)}",
-        "sensitivity": "mean minus lowest final loss over the grid, a failure counted with the "
-        f"loss before the first step at most; seed {seeds[0]}, of which states counts the runs: "
-        "an arm that learns nowhere is not sensitive either",
+        "best rate": "with the lowest mean final loss (nats per character) of its n seeds, all of "
+        "which learned; at an edge of the grid it is not tuned. The lowest of several is too low "
+        "by chance, so these losses rank no arms: compare.py duel does",
+        "bigram at": "step at which the smoothed loss at the best rate went below the bigram "
+        "cross-entropy, in the median of the seeds",
+        "critical rate": "geometric mean of (the largest rate at which every seed learned .. the "
+        f"smallest above it at which one failed); at most {len(seeds)} seeds a rate",
+        "sens.": "sensitivity to the rate: mean minus lowest final loss over the grid, each at "
+        f"most the loss before the first step; seed {seeds[0]} alone. An arm that learns nowhere "
+        "is not sensitive either",
+        "L/P/D/U": f"runs of seed {seeds[0]} that learned / ended on the unigram plateau / "
+        "diverged / were too short to tell",
     }
     return [
         line
@@ -97,13 +102,15 @@ def soon_of(rows: "Sequence[Row]", corpus: Corpus, out: Path) -> dict[str, str]:
             steps_to(read_metrics(out / outcome.name)["loss/val"], bigram) for outcome in outcomes
         ]
         middle = median_high([math.inf if step is None else step for step in steps] or [math.inf])
-        words = "never" if math.isinf(middle) else f"step {middle}"
+        words = "never" if math.isinf(middle) else f"{middle}"
         n = len(steps) - steps.count(None)
-        found[row.name] = f"{words} ({n} of {len(steps)})" if 0 < n < len(steps) else words
+        found[row.name] = f"{words} ({n}/{len(steps)})" if 0 < n < len(steps) else words
     return found
 
 
-def write(rows: "Sequence[Row]", corpus: Corpus, out: Path, lines: list[str]) -> None:
+def write(
+    rows: "Sequence[Row]", corpus: Corpus, out: Path, lines: list[str], made: Mapping[str, str]
+) -> None:
     """``out/report.html``, and the figures and the table for TensorBoard."""
     from gpt.lab.board import write_board
     from gpt.lab.figures import loss_against_rate, phase_map
@@ -122,13 +129,15 @@ def write(rows: "Sequence[Row]", corpus: Corpus, out: Path, lines: list[str]) ->
     images = {"phase_map": phase_map.png(states)}
     for depth in sorted({row.depth for row in rows}):
         points = {row.family: _losses(row) for row in rows if row.depth == depth}
-        title = f"Final loss against the learning rate, {depth} blocks"
+        blocks = f"{depth} block" + "s" * (depth > 1)
+        title = f"Final loss against the learning rate, {blocks}"
         drawn = loss_against_rate(points, *lines_at, arms=families, title=title)
         figures.append((f"{title}. Dashed: what unigrams and bigrams cost.", drawn))
         images[f"loss_against_rate_L{depth}"] = loss_against_rate.png(
             points, *lines_at, arms=families, title=title
         )
-    write_report(out, "Learning rates: where each arm fails", [Section("Sweep", lines, figures)])
+    title = "Learning rates: where each arm fails"
+    write_report(out, title, [Section("What was found", lines, figures)], made=made)
     trials = [(row.trial(r, o.seed), o) for row in rows for r, of in row.cells.items() for o in of]
     write_board(
         out, [], [outcome for _, outcome in trials], lines, images, [],
@@ -140,7 +149,4 @@ def write(rows: "Sequence[Row]", corpus: Corpus, out: Path, lines: list[str]) ->
 
 def _losses(row: "Row") -> dict[float, list[float | None]]:
     """By rate, a final loss a seed; None for a failure."""
-    return {
-        rate: [None if o.state in ("plateau", "diverged") else o.final for o in outcomes]
-        for rate, outcomes in sorted(row.cells.items())
-    }
+    return {rate: losses_of(outcomes) for rate, outcomes in sorted(row.cells.items())}

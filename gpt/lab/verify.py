@@ -6,15 +6,16 @@ from pathlib import Path
 
 from gpt.checks import nearest
 from gpt.commandline import run_config, run_name
-from gpt.corpus import read_text
 from gpt.errors import UsageError
+from gpt.lab.checks import Bench, Check
 from gpt.lab.commandline import VerifyCommand
 from gpt.lab.cost import announce
-from gpt.lab.folders import lab_folder, refuse_other_use
+from gpt.lab.fairness import refuse_unfair
+from gpt.lab.folders import begin
 from gpt.lab.progress import tell
 from gpt.lab.trials import Trial
 from gpt.lab.workers import run_trials
-from gpt.training.progress import say
+from gpt.training.progress import say, warn
 
 NAMES = ("R1", "R2", "R3", "R4", "R5a", "R5b", "R6", "R7", "R8", "R9", "R10", "R11", "R12", "R13",
          "R14")  # fmt: skip
@@ -38,18 +39,19 @@ OUT_OF_REACH = (
 class Result:
     """How one check came out."""
 
-    name: str
+    check: Check
     passed: bool
     seen: str
-    wanted: str
-    claim: str
-    source: str
+
+    @property
+    def word(self) -> str:
+        return "PASS" if self.passed else "FAIL"
 
     def __str__(self) -> str:
-        word = "PASS" if self.passed else "FAIL"
+        check = self.check
         lines = (
-            f"{word}  {self.name:<4} {self.claim} ({self.source or 'negative control'})",
-            f"wanted {self.wanted}",
+            f"{self.word}  {check.name:<4} {check.claim} ({check.source or 'negative control'})",
+            f"wanted {check.wanted}",
             f"seen   {self.seen}",
         )
         return "\n      ".join(lines)
@@ -59,43 +61,40 @@ def main(command: VerifyCommand) -> int:
     """The subcommand; returns the exit code."""
     wanted = chosen(command.only)
     base = run_config(command)
-    if command.out:
-        refuse_other_use(command.out)
-    corpus = read_text(base)
-    for line in corpus.notices:
-        tell(line)
-    out = lab_folder(command.out, f"verify-{run_name(command)}")
+    corpus, out = begin(command, base, "verify")
 
     import torch
 
     from gpt.lab import checks_at_start, checks_of_runs
-    from gpt.lab.checks import Bench
 
     torch.set_num_threads(1)  # as in a run: what is seen does not depend on the machine's cores
     checks = [c for c in (*checks_at_start.CHECKS, *checks_of_runs.CHECKS) if c.name in wanted]
-    untrained = [check.name for check in checks if not check.trials(base)]
+    trials = {check.name: check.trials(base) for check in checks}
+    untrained = [check for check in checks if not trials[check.name]]
+    trained = [check for check in checks if trials[check.name]]
     if untrained:
-        tell(f"{', '.join(untrained)}: models without training, about a minute in all")
-    trials = all_trials([check.trials(base) for check in checks])
-    if trials:
-        announce(trials, corpus, out, command.workers)
+        names = ", ".join(check.name for check in untrained)
+        tell(f"{names}: models without training, about a minute in all")
+    every = all_trials(list(trials.values()))
+    announce(every, corpus, out, command.workers)
     bench = Bench(base, corpus, out)
-    results = []
-    trained = False
-    for check in sorted(checks, key=lambda c: bool(c.trials(base))):
-        if check.trials(base) and not trained:
-            for outcome in run_trials(trials, corpus, out, command.workers):
-                bench.outcomes[outcome.name] = outcome
-            trained = True
-        passed, seen = check.judge(bench)
-        result = Result(check.name, passed, seen, check.wanted, check.claim, check.source)
-        results.append(result)
-        say(str(result))
-    results.sort(key=lambda result: NAMES.index(result.name))
+    results = [_judged(check, bench) for check in untrained]
+    for outcome in run_trials(every, corpus, out, command.workers):
+        bench.outcomes[outcome.name] = outcome
+    for line in refuse_unfair(list(bench.outcomes.values())):
+        warn(line)
+    results += [_judged(check, bench) for check in trained]
+    results.sort(key=lambda result: NAMES.index(result.check.name))
     lines = summary(results)
     say("\n".join(["", *lines, ""]))
     write(results, lines, out, f"Published findings, run again on {run_name(command)}")
     return 0 if all(result.passed for result in results) else NOT_REPRODUCED
+
+
+def _judged(check: Check, bench: Bench) -> Result:
+    result = Result(check, *check.judge(bench))
+    say(str(result))
+    return result
 
 
 def chosen(words: Sequence[str]) -> list[str]:
@@ -122,7 +121,7 @@ def all_trials(groups: Sequence[Sequence[Trial]]) -> list[Trial]:
 
 def summary(results: Sequence[Result]) -> list[str]:
     """How many passed, which did not, and what was not tried."""
-    failed = [result.name for result in results if not result.passed]
+    failed = [result.check.name for result in results if not result.passed]
     count = f"{len(results) - len(failed)} of {len(results)} checks PASS"
     return [
         count + (f"; FAIL: {', '.join(failed)}" if failed else ""),
@@ -137,8 +136,8 @@ def write(results: Sequence[Result], lines: Sequence[str], out: Path, title: str
 
     header = ("", "result", "claim", "source", "wanted", "seen")
     rows = [
-        (r.name, "PASS" if r.passed else "FAIL", r.claim, r.source or "negative control",
-         r.wanted, r.seen)
+        (r.check.name, r.word, r.check.claim, r.check.source or "negative control",
+         r.check.wanted, r.seen)
         for r in results
     ]  # fmt: skip
     sections = [Section("What was found", lines, tables=[Table(header, rows)])]

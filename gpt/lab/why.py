@@ -5,24 +5,23 @@ The story is that of Wang et al. 2022 (DeepNet, arXiv 2203.00555, section 3) and
 then divide the skip path away, and a first block that no gradient reaches.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from gpt.commandline import run_config, run_name, shell_line
 from gpt.config import RunConfig
-from gpt.corpus import read_text
 from gpt.lab.arms import Arm
 from gpt.lab.columns import columns
 from gpt.lab.commandline import WhyCommand
 from gpt.lab.cost import announce
 from gpt.lab.fairness import refuse_unfair
-from gpt.lab.folders import lab_folder, refuse_other_use
+from gpt.lab.folders import begin
 from gpt.lab.outcomes import Outcome
-from gpt.lab.progress import tell
 from gpt.lab.trials import Trial
 from gpt.lab.workers import run_trials
 from gpt.training.curves import read_metrics
-from gpt.training.progress import say
+from gpt.training.progress import say, warn
 
 MEASURED = (0, 1, 2, 3, 5, 8, 12, 20, 40, 80)
 """Updates done when the inside is measured; and after the last one."""
@@ -57,17 +56,12 @@ def main(command: WhyCommand) -> int:
     trials = [
         Trial(arm.name, arm.config(base, base.training.seed).resolved(), steps) for arm in arms
     ]
-    if command.out:
-        refuse_other_use(command.out)
-    corpus = read_text(base)
-    for line in corpus.notices:
-        tell(line)
-    out = lab_folder(command.out, f"why-{run_name(command)}")
+    corpus, out = begin(command, base, "why")
     announce(trials, corpus, out, command.workers)
     ended = {outcome.arm: outcome for outcome in run_trials(trials, corpus, out, command.workers)}
     outcomes = [ended[arm.name] for arm in arms]
     for line in refuse_unfair(outcomes):
-        tell(f"warning: {line}")
+        warn(line)
     curves = {outcome.arm: read_metrics(out / outcome.name) for outcome in outcomes}
     tables = {arm: table(of) for arm, of in curves.items()}
     for arm, lines in tables.items():
@@ -101,6 +95,8 @@ def reading(arm: str, curves: Curves) -> list[str]:
     moved = dict(curves["probe/dF"])
     branches, spreads = curves["probe/branch_over_skip"], curves["probe/pred_std"]
     step = branches[-1][0]
+    if not all(math.isfinite(curves[tag][-1][1]) for tag in (first, last, "probe/pred_std")):
+        return [f"{arm}: it fails otherwise, by numbers that are not finite at step {step}"]
     lines = []
     if 1 in moved:
         lines.append(f"the first update moves log-probabilities by {moved[1]:.2g}")
@@ -169,25 +165,20 @@ def write(
 
     heat = {arm: blocks(of) for arm, of in curves.items()}
     words = ("How far predictions moved", "rms change of log-probabilities since step 0")
-    drawn: list[tuple[str, Drawn, tuple]] = [
-        ("branch_over_skip", branch_over_skip, (seeds("probe/branch_over_skip"),)),
-        ("gradient_heat", gradient_heat, (heat,)),
-        ("spread", spread, (seeds("probe/pred_std"),)),
-        ("moved", against_step, (seeds("probe/dF"), *words)),
+    drawn: list[tuple[str, str, Drawn, tuple]] = [
+        ("branch_over_skip",
+         "rms of what a sublayer adds over rms of what it is added to, median over the sublayers.",
+         branch_over_skip, (seeds("probe/branch_over_skip"),)),
+        ("gradient_heat", "Gradient of W_out, block by block.", gradient_heat, (heat,)),
+        ("spread",
+         "Standard deviation over positions of the predicted probabilities: 0 means that the text "
+         "makes no difference.",
+         spread, (seeds("probe/pred_std"),)),
+        ("moved", "rms change of the predicted log-probabilities since step 0.",
+         against_step, (seeds("probe/dF"), *words)),
     ]  # fmt: skip
-    captions = {
-        "branch_over_skip": "rms of what a sublayer adds over rms of what it is added to, median "
-        "over the sublayers.",
-        "gradient_heat": "Gradient of W_out, block by block.",
-        "spread": "Standard deviation over positions of the predicted probabilities: 0 means that "
-        "the text makes no difference.",
-        "moved": "rms change of the predicted log-probabilities since step 0.",
-    }
-    svg: list[tuple[str, str]] = []
-    png: dict[str, bytes] = {}
-    for name, figure, data in drawn:
-        svg.append((captions[name], figure(*data)))
-        png[name] = figure.png(*data)
+    svg = [(caption, figure(*data)) for _, caption, figure, data in drawn]
+    png = {name: figure.png(*data) for name, _, figure, data in drawn}
     sections = [Section("What happened", told, svg)]
     sections += [Section(arm, lines) for arm, lines in tables.items()]
     say("report: " + str(write_report(out, title, sections)))

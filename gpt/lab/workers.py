@@ -21,7 +21,7 @@ from typing import Any
 from gpt import errors
 from gpt.errors import FolderInUseError, UsageError
 from gpt.lab.outcomes import Outcome
-from gpt.lab.progress import Trials
+from gpt.lab.progress import Progress
 from gpt.lab.trials import Stopped, Trial, finished, run_trial
 from gpt.runfolder import owner
 from gpt.text.reading import Corpus
@@ -53,7 +53,7 @@ def run_trials(
         todo = [trial for trial in trials if not cached[trial.name]]
         if not todo:
             return
-        with Signals() as signals, Trials(len(todo)) as progress:
+        with Signals() as signals, Progress(len(todo)) as progress:
             ended = (
                 _here(todo, corpus, out, signals)
                 if workers == 1
@@ -133,13 +133,13 @@ class _Worker:
             self.process.terminate()
         else:
             self.process.kill()
+        self.pipe.close()  # a run that ended just now does not wait for another
 
     def end(self, deadline: float) -> None:
         self.process.join(max(0.0, deadline - time.monotonic()))
         if self.process.is_alive():
             self.process.kill()
             self.process.join()
-        self.pipe.close()
 
 
 def _in_processes(

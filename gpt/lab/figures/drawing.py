@@ -1,4 +1,4 @@
-"""How a figure is drawn, whatever it shows: colours and names of the arms, canvas, SVG and PNG.
+"""How a figure is drawn, whatever it shows: canvas, axes, legend, SVG and PNG.
 
 matplotlib is loaded when something is drawn and only its canvases are used: no window, no pyplot,
 no setting of the user's. The same data give the same bytes.

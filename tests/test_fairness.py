@@ -18,6 +18,7 @@ from gpt.lab.workers import run_trials
 from gpt.model.gpt import GPT
 from gpt.text import windows
 from gpt.training import loop
+from gpt.training.machine import set_up
 
 SMALL = {
     "d_model": 12, "n_heads": 3, "n_layers": 2, "context_length": 9, "steps": 4,
@@ -45,7 +46,7 @@ def hashes_of(base: RunConfig, tamper=lambda model: None, corpus=None, **changes
     model = GPT(config.model, corpus.tokenizer.vocab_size, config.training.seed)
     with torch.no_grad():
         tamper(model)
-    return hashes(config, model, corpus)
+    return hashes(config, model, corpus, set_up(config.machine).environment())
 
 
 def pair(base: RunConfig, other: dict[str, str]) -> list[Outcome]:
@@ -64,6 +65,15 @@ def pair(base: RunConfig, other: dict[str, str]) -> list[Outcome]:
 )  # fmt: skip
 def test_an_arm_that_changes_a_setting_still_has_the_draws_of_the_others(base, changes):
     assert refuse_unfair(pair(base, hashes_of(base, **changes))) == []
+
+
+def test_arms_that_were_computed_differently_are_a_warning(base):
+    found = hashes_of(base)
+    other = found | {"machine": found["machine"].replace("float32", "bfloat16")}
+    (warning,) = refuse_unfair(pair(base, other))
+    assert "pre and post were computed differently" in warning
+    assert "dtype float32" in warning
+    assert "dtype bfloat16" in warning
 
 
 def test_every_tensor_that_is_drawn_is_compared_and_no_constant_one(base):

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import signal
 from pathlib import Path
 
@@ -216,9 +217,23 @@ def test_a_number_that_is_not_finite_is_an_outcome_with_a_failure(base, folder, 
     )
     outcome = run_trial(trial_of(base, kept=kept), read_text(base), folder)
     assert (outcome.state, outcome.final, outcome.steps) == ("diverged", None, 3)
-    assert outcome.failure.startswith("step 4: loss = ")
+    assert re.fullmatch(r"step 4: loss = [\d.]+, gradient norm = nan", outcome.failure)
     assert outcome.best == min(loss for _, loss in read_metrics(folder)["loss/val"])
     assert outcome.characters == 3 * 4 * 9
+
+
+@pytest.mark.parametrize("kept", [False, True], ids=["light", "kept"])
+def test_an_update_after_which_the_validation_loss_is_not_finite_was_made(
+    base, folder, kept, monkeypatch
+):
+    from gpt.training import loop
+
+    evaluate, calls = loop.evaluate, iter(range(99))
+    monkeypatch.setattr(loop, "evaluate", lambda *a: math.nan if next(calls) == 1 else evaluate(*a))
+    outcome = run_trial(trial_of(base, kept=kept), read_text(base), folder)
+    assert (outcome.state, outcome.final, outcome.steps) == ("diverged", None, 2)
+    assert outcome.failure == "step 2: validation loss = nan"
+    assert outcome.characters == 2 * 4 * 9
 
 
 def test_the_key_holds_all_that_decides_and_nothing_else(base, tmp_path):

@@ -4,6 +4,7 @@
     batches        the training split and where the windows of every step start
     evaluation     the validation split, and the length of the windows it is read in
     budget         characters trained on, those of the warm-up included
+    machine        device, dtype, torch and C kernels: a difference is a warning
 
 Signs, because an arm may draw the same numbers and scale them (an initialisation, DeepNorm's beta):
 a factor changes no sign. Constant tensors (norms, biases, what starts at zero) are left out.
@@ -12,7 +13,7 @@ a factor changes no sign. Constant tensors (norms, biases, what starts at zero) 
 import hashlib
 from collections.abc import Sequence
 from itertools import combinations
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -29,8 +30,11 @@ SHOWN = 3
 """Names in a message."""
 
 
-def hashes(config: RunConfig, model: "GPT", corpus: Corpus) -> dict[str, str]:
-    """Of a run whose model is as it was made. The names are at the head of this file."""
+def hashes(
+    config: RunConfig, model: "GPT", corpus: Corpus, environment: dict[str, Any]
+) -> dict[str, str]:
+    """Of a run whose model is as it was made, and that is computed in ``environment``
+    (``Machine.environment``). The names are at the head of this file."""
     training = config.training
     context_length = config.model.context_length
     windows = training.steps * training.batch_size * training.grad_accumulation
@@ -39,6 +43,7 @@ def hashes(config: RunConfig, model: "GPT", corpus: Corpus) -> dict[str, str]:
         "batches": _batches(config, corpus.train),
         "evaluation": f"{_digest(np.ascontiguousarray(corpus.val).tobytes())} in {context_length}",
         "budget": f"{windows * context_length}",
+        "machine": ", ".join(f"{k} {v}" for k, v in environment.items() if k != "threads"),
     }
 
 
@@ -70,6 +75,12 @@ def refuse_unfair(outcomes: Sequence[Outcome], strict: bool = False) -> list[str
                 raise UsageError(
                     f"{where} differ in {_listed(wrong or sizes)}, so their losses are not "
                     "comparable; give both the same, or compare them in two runs"
+                )
+            machines = [outcome.hashes.get("machine", "") for outcome in (first, second)]
+            if machines[0] != machines[1]:
+                warnings.append(
+                    f"{first.arm} and {second.arm} were computed differently "
+                    f"({'; '.join(machines)}): this compares that too"
                 )
             if sizes:
                 warnings.append(
@@ -116,7 +127,7 @@ def _differences(first: dict[str, str], second: dict[str, str]) -> tuple[list[st
     sizes: list[str] = []
     for name in first.keys() | second.keys():
         one, other = first.get(name), second.get(name)
-        if one == other:
+        if one == other or name == "machine":
             continue
         if not name.startswith(DRAWS):
             wrong.append(name)

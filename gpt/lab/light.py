@@ -1,6 +1,7 @@
 """The two ways to train a trial: for its curves alone, or as a run that can be gone on with."""
 
 import math
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -37,7 +38,7 @@ def train_light(trial: Trial, corpus: Corpus, folder: Path, stop: Callable[[], i
     write_atomically(folder / "config.toml", lambda file: file.write(settings))
     machine = set_up(config.machine)
     model = GPT(config.model, corpus.tokenizer.vocab_size, trial.seed)
-    must_agree = hashes(config, model, corpus)
+    must_agree = hashes(config, model, corpus, machine.environment())
     machine.prepared(model)
     if config.machine.compile:
         compile_model(model)
@@ -64,7 +65,7 @@ def train_light(trial: Trial, corpus: Corpus, folder: Path, stop: Callable[[], i
             )
             metrics.write(config.training.steps, {"loss/val_whole": watcher.final})
         except NonFiniteError as error:
-            failure = str(error).split(",")[0].split(";")[0]
+            failure = cause(error)
         metrics.flush()
         refuse_lost_curves(metrics.failed)
     return _outcome(
@@ -120,8 +121,8 @@ def train_kept(trial: Trial, corpus: Corpus, folder: Path, stop: Callable[[], in
     there = any(folder.glob("checkpoints/*.pt"))
     checkpoint = load_checkpoint(folder, prefer="newest", set_aside=True) if there else None
     fresh = GPT(config.model, corpus.tokenizer.vocab_size, trial.seed)
-    must_agree = hashes(config, fresh, corpus)
     run = Run(config, corpus, checkpoint)
+    must_agree = hashes(config, fresh, corpus, run.machine.environment())
     failure = ""
     final: float | None = None
     done = config.training.steps
@@ -134,15 +135,22 @@ def train_kept(trial: Trial, corpus: Corpus, folder: Path, stop: Callable[[], in
         if final is None:  # it had been stopped after its last step
             final = loop.evaluate(run.model, corpus.val, run.machine.autocast)
     except NonFiniteError as error:
-        failure = str(error).split(",")[0].split(";")[0]
+        failure = cause(error)
     curves = read_metrics(folder)
     losses = [loss for _, loss in curves.get("loss/val", []) if math.isfinite(loss)]
-    if failure:  # its last point is of the update that was not made
-        done = max(0, curves["loss/train"][-1][0] - 1) if "loss/train" in curves else 0
+    if failure:
+        number = re.match(r"step (\d+): (validation)?", failure)
+        assert number, failure
+        done = int(number[1]) - (not number[2])  # an update that would spoil is not made
     return _outcome(
         trial, corpus, fresh, losses, final, done, failure, must_agree,
         time.perf_counter() - started,
     )  # fmt: skip
+
+
+def cause(error: NonFiniteError) -> str:
+    """What was not finite, without the advice."""
+    return re.split(r", learning rate|;", str(error))[0]
 
 
 def one_thread(config: RunConfig) -> RunConfig:

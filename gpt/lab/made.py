@@ -38,7 +38,7 @@ def command_line(name: str, command: LabCommand) -> str:
             continue
         if setting == "text":
             words.append(value)
-        elif isinstance(value, bool):
+        elif isinstance(usual[setting], bool):
             words.append(f"--{setting}" if value else f"--no_{setting}")
         else:
             several = value if isinstance(value, tuple) else (value,)

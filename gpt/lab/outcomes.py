@@ -1,6 +1,7 @@
 """What one training of one arm with one seed came to."""
 
 import json
+import math
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
@@ -65,7 +66,7 @@ def state_of(
     undecided  the same, in a run too short to tell (FEWEST_STEPS, one and a half warm-ups)
     learned    it ended below
     """
-    if final is None or final > first:
+    if final is None or not math.isfinite(final) or final > first:
         return "diverged"
     if final < unigram - PLATEAU:
         return "learned"

@@ -27,7 +27,8 @@ NO_DIFFERENCE = ("text", "device", "threads")
 """Settings that do not enter the key: the text does by its sha256, threads are always one."""
 PACKAGE = Path(__file__).parents[1]
 DECISIVE = ("model", "text", "training", "native", "config.py", "streams.py", "run.py", "corpus.py",
-            "lab/light.py", "lab/probes.py", "lab/fairness.py", "lab/outcomes.py")  # fmt: skip
+            "lab/trials.py", "lab/light.py", "lab/probes.py", "lab/fairness.py", "lab/outcomes.py",
+            "lab/yardsticks.py")  # fmt: skip
 """Sources that determine what comes out of a trial."""
 
 

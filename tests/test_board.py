@@ -90,7 +90,9 @@ def text(board: PluginEventAccumulator, tag: str) -> str:
 
 def write(out, outcomes, **changes):
     figure = {
-        "loss_bands": loss_bands.png({"post": [list(zip(STEPS, (4.0, 3.0, 2.0), strict=True))]})
+        "loss_bands": loss_bands.png(
+            {"post": [([*zip(STEPS, (4.0, 3.0, 2.0), strict=True)], False)]}
+        )
     }
     values = {
         "arms": ["post", "pre <x>"], "outcomes": outcomes, "statement": ["<b>NOT</b>", "RESOLVED"],
@@ -128,6 +130,29 @@ def test_a_failed_run_is_in_no_band(outcomes, tmp_path):
     assert scalars(board)["agg/post/val/mean"] == [(0, 4.25), (4, 3.25), (11, 3.0)]
     assert not any("gone" in tag for tag in scalars(board))
     assert "gone" not in str(layout(board))
+
+
+@pytest.mark.parametrize(("state", "losses"), [("plateau", (4, 3.5, 3.5)), ("diverged", (4, 5, 6))])
+def test_a_run_that_failed_with_a_loss_is_in_no_band_but_one_of_failures(
+    outcomes, tmp_path, state, losses
+):
+    write_curves(tmp_path / "post-s9", losses)
+    write_curves(tmp_path / "bad-s9", losses)
+    write_curves(tmp_path / "bad-s8", (4.0, math.nan))
+    more = [outcome(arm, 9, losses, state=state) for arm in ("post", "bad")]
+    more.append(outcome("bad", 8, (4.0,), state="diverged", final=None))
+    write(tmp_path, outcomes + more, arms=["post", "pre <x>", "bad"])
+    board = read(tmp_path / "_aggregate")
+    assert scalars(board)["agg/post/val/mean"] == [(0, 4.25), (4, 3.25), (11, 3.0)]
+    for what in ("mean", "lo", "hi"):
+        assert scalars(board)[f"agg/bad/val/{what}"] == list(zip(STEPS, losses, strict=True))
+    assert "of all where all failed" in str(layout(board))
+
+
+def test_a_run_too_short_to_tell_is_in_the_band(outcomes, tmp_path):
+    undecided = [dataclasses.replace(outcome, state="undecided") for outcome in outcomes]
+    write(tmp_path, [*outcomes[1:], undecided[0]])
+    assert scalars(read(tmp_path / "_aggregate"))["agg/post/val/mean"][0] == (0, 4.25)
 
 
 def test_categories_are_there_when_they_have_data(outcomes, tmp_path):

@@ -249,6 +249,7 @@ def test_a_duel_from_the_command_line_comes_out_the_same_from_its_folder(tmp_pat
     assert "verdict" in report
     assert report.count("<svg") == 2
     assert "python compare.py duel" in report
+    assert len(list((out / "figures").glob("*.svg"))) == 2
     assert list((out / "_aggregate").glob("events.*"))
     written = {path: path.stat().st_mtime_ns for path in out.glob("*/outcome.json")}
     assert duel.main(parse_compare("duel", words)) == 0

@@ -13,6 +13,7 @@ import pytest
 
 from gpt.lab import figures
 from gpt.lab.figures import Drawn, colours
+from gpt.lab.figures.drawing import standalone
 from gpt.lab.figures.looks import DASHES, INK, LONGEST_NAME, labels, looks_of
 
 HOSTILE = '</text></svg><script>alert("x")</script> & $x_1$ -->\x1b[31m\u202e'
@@ -22,6 +23,11 @@ STEPS = (0, 1, 2, 5, 9, 30)
 
 def falling(end: float, shift: float = 0.0) -> list[tuple[int, float]]:
     return [(step, end + (4.0 - end) * math.exp(-step / 7) + shift) for step in STEPS]
+
+
+def ended(*curves, failed: bool = False) -> list[tuple]:
+    """Runs for ``loss_bands``."""
+    return [(curve, failed) for curve in curves]
 
 
 def texts(svg: str) -> list[str]:
@@ -39,7 +45,11 @@ def is_a(element: ElementTree.Element, kind: str) -> bool:
 def arguments(name: str, curve, value: float = 0.7) -> tuple:
     """Of the figure of that name: one arm ``name`` that has ``curve``, or the number ``value``."""
     return {
-        "loss_bands": ({name: [curve, curve]}, 3.3, 2.5),
+        "loss_bands": (
+            {name: ended(curve, curve, failed=not math.isfinite(curve[-1][1]))},
+            3.3,
+            2.5,
+        ),
         "loss_against_rate": ({name: {1e-3: [value, 2.6], 3e-2: [value]}}, 3.3, 2.5),
         "phase_map": ({name: {(1e-3, 2): ["learned", "plateau"], (3e-3, 7): ["diverged"] * 8}},),
         "gradient_heat": ({name: [curve, [(0, value)]]},),
@@ -93,7 +103,7 @@ def test_a_number_that_cannot_be_drawn_is_shown_and_does_no_harm(name, value):
     said = " ".join(texts(svg))
     log = name in ("gradient_by_block", "gradient_by_depth", "against_step", "spread")
     if name == "loss_bands" and value != 0:
-        assert "0 of 2 seeds, 2 failed" in said
+        assert "an arm (2 of 2 failed)" in said
     elif name == "loss_against_rate" and value != 0:
         assert {"1/2", "1/1"} <= {*said.split()}
     elif name == "gradient_heat":
@@ -141,15 +151,15 @@ def test_the_same_data_give_the_same_bytes_and_ids_of_their_own(name):
     "name", ["$x_1$", "_under", "a & b < c", "100 %", "#1b1f24", "\u4e2d\u6587"]
 )
 def test_no_character_of_a_name_has_a_meaning(name):
-    assert f"{name} (1 seed)" in texts(figures.loss_bands({name: [falling(2.5)]}))
+    assert f"{name} (1 seed)" in texts(figures.loss_bands({name: ended(falling(2.5))}))
 
 
 def test_settings_of_the_user_change_nothing():
     import matplotlib
 
-    before = figures.loss_bands({"pre": [falling(2.5)]})
+    before = figures.loss_bands({"pre": ended(falling(2.5))})
     with matplotlib.rc_context({"font.size": 31, "axes.linewidth": 9, "xtick.major.size": 20}):
-        assert figures.loss_bands({"pre": [falling(2.5)]}) == before
+        assert figures.loss_bands({"pre": ended(falling(2.5))}) == before
         assert matplotlib.rcParams["font.size"] == 31
     assert "matplotlib.pyplot" not in sys.modules
 
@@ -160,9 +170,9 @@ import sys
 from pathlib import Path
 from gpt.lab.figures import loss_bands
 assert "matplotlib" not in sys.modules
-svg = loss_bands({"\\u4e2d\\u6587 \\u05d0": [[(0, 4.0), (7, 3.0)]]}, 3.3, 2.5)
+svg = loss_bands({"\\u4e2d\\u6587 \\u05d0": [([(0, 4.0), (7, 3.0)], False)]}, 3.3, 2.5)
 assert "\\u4e2d\\u6587" in svg
-Path(sys.argv[1]).write_bytes(loss_bands.png({"\\u4e2d": [[(0, 4.0), (7, 3.0)]]}))
+Path(sys.argv[1]).write_bytes(loss_bands.png({"\\u4e2d": [([(0, 4.0), (7, 3.0)], False)]}))
 """
     kept = {k: v for k, v in os.environ.items() if k in ("PATH", "SYSTEMROOT", "OMP_NUM_THREADS")}
     bare = {
@@ -183,7 +193,7 @@ def test_an_arm_has_its_colour_in_every_figure_and_in_a_part_of_the_comparison()
     arms = ["post", "pre", "sandwich"]
     palette = colours(arms)
     assert len(set(palette.values())) == 3
-    svg = draw("loss_bands", {"sandwich": [falling(2.5)]}, arms=arms)
+    svg = draw("loss_bands", {"sandwich": ended(falling(2.5))}, arms=arms)
     assert palette["sandwich"] in svg
     assert palette["post"] not in svg
     for name in set(FIGURES) - {"phase_map", "gradient_heat", "against_step"}:
@@ -239,29 +249,87 @@ def lines_of(svg: str, colour: str, width: str) -> list[list[tuple[float, float]
     return found
 
 
-def test_a_failed_seed_is_drawn_counted_and_in_no_mean():
-    good, bad = falling(2.5), [*falling(2.5, 0.9)[:3], (5, math.nan), (9, 1.0), (30, 1.0)]
+def crosses(svg: str, colour: str) -> list[tuple[float, float]]:
+    """Where the marks of an arm's failures are."""
+    style = f"stroke: {colour}; stroke-width: 2"
+    return [
+        (float(element.get("x", "nan")), float(element.get("y", "nan")))
+        for element in ElementTree.fromstring(svg).iter()
+        if is_a(element, "use") and style in element.get("style", "")
+    ]
+
+
+def top_of(svg: str) -> float:
+    """The upper edge of the frame."""
+    (clip,) = re.findall(r"<clipPath[^>]*>\s*<rect x=\S+ y=\"([\d.]+)\"", svg)
+    return float(clip)
+
+
+PLATEAU = [(step, 3.3 + (4.0 - 3.3) * math.exp(-step)) for step in STEPS]
+
+
+@pytest.mark.parametrize(
+    "curve",
+    [
+        PLATEAU,
+        [*falling(2.5)[:4], (9, 4.2), (30, 4.5)],
+        [*falling(2.5, 0.9)[:3], (5, math.nan), (9, 1.0), (30, 1.0)],
+        falling(2.5, 0.9)[:3],
+    ],
+    ids=["plateau", "diverged", "not finite", "stopped"],
+)
+def test_a_failed_seed_is_drawn_counted_and_in_no_mean(curve):
+    svg = draw("loss_bands", {"post": [(falling(2.5), False), (curve, True)]}, 3.3, 2.5)
+    assert "post (1 of 2 seeds, 1 failed)" in texts(svg)
     colour = colours(["post"])["post"]
-    for failed in (bad, bad[:3]):  # a run may also just end
-        both = draw("loss_bands", {"post": [good, failed]}, 3.3, 2.5)
-        assert "post (1 of 2 seeds, 1 failed)" in texts(both)
-        whole, seed = lines_of(both, colour, "0.6")
-        assert lines_of(both, colour, "1.8")[0] == whole
-        assert len(seed) == 3
+    good, bad = lines_of(svg, colour, "0.6")
+    assert lines_of(svg, colour, "1.8")[0] == good
+    finite = list(itertools.takewhile(lambda point: math.isfinite(point[1]), curve))
+    assert len(bad) == len(finite)
+    ((x, y),) = crosses(svg, colour)
+    assert x == good[len(finite) - 1][0]
+    above = finite[-1][1] > 4.2  # the frame ends a little above the first loss
+    assert y == pytest.approx(top_of(svg) if above else bad[-1][1], abs=0.01)
+
+
+def test_an_arm_that_failed_in_every_seed_has_a_band_of_its_own():
+    higher = [(step, loss + 0.2) for step, loss in PLATEAU]
+    stopped = falling(2.5)[:2]
+    runs = {"post": ended(PLATEAU, higher, stopped, failed=True), "pre": ended(falling(2.5))}
+    svg = draw("loss_bands", runs, 3.3, 2.5)
+    assert {"post (3 of 3 failed)", "pre (1 seed)"} <= set(texts(svg))
+    colour = colours(runs)["post"]
+    low, high, short = lines_of(svg, colour, "0.6")
+    mean = lines_of(svg, colour, "1.8")[0]
+    assert mean == [
+        (x, pytest.approx((a + b) / 2, abs=0.01)) for (x, a), (_, b) in zip(low, high, strict=True)
+    ]
+    assert len(short) == 2
+    assert len(crosses(svg, colour)) == 3
+    assert any("only where all did" in text for text in texts(svg))
+
+
+def test_without_a_failure_no_word_is_said_of_any():
+    svg = draw("loss_bands", {"post": ended(PLATEAU, falling(2.5))}, 3.3, 2.5)
+    assert "post (2 seeds)" in texts(svg)
+    assert not any("failed" in text for text in texts(svg))
+    assert crosses(svg, colours(["post"])["post"]) == []
 
 
 def test_an_explosion_does_not_press_the_other_curves_flat():
     calm, wild = falling(2.5), [(0, 4.0), (1, 2e5), (2, 4.1), (5, 4.0), (9, 4.0), (30, 4.0)]
-    svg = draw("loss_bands", {"pre": [calm], "post": [wild]}, 3.3, 2.5)
+    svg = draw("loss_bands", {"pre": ended(calm), "post": ended(wild)}, 3.3, 2.5)
     ys = [y for _, y in lines_of(svg, colours(["pre"])["pre"], "1.8")[0]]
     assert max(ys) - min(ys) > 100
     assert "↑ up to 2e+05" in texts(svg)
 
 
 def test_yardsticks_are_drawn_with_their_values():
-    said = texts(draw("loss_bands", {"pre": [falling(2.5)]}, 3.347, 2.484))
+    said = texts(draw("loss_bands", {"pre": ended(falling(2.5))}, 3.347, 2.484))
     assert {"unigram 3.347", "bigram 2.484"} <= set(said)
-    assert not any("gram" in text for text in texts(draw("loss_bands", {"pre": [falling(2.5)]})))
+    assert not any(
+        "gram" in text for text in texts(draw("loss_bands", {"pre": ended(falling(2.5))}))
+    )
 
 
 def test_a_line_of_medians_breaks_where_a_seed_failed():
@@ -320,8 +388,21 @@ def test_the_heat_map_has_a_field_for_every_block_and_step():
 
 
 def test_a_title_is_the_callers_and_the_accessible_name():
-    svg = draw("loss_bands", {"pre": [falling(2.5)]}, title='Losses of "mine" & <yours> ' * 4)
+    svg = draw("loss_bands", {"pre": ended(falling(2.5))}, title='Losses of "mine" & <yours> ' * 4)
     root = ElementTree.fromstring(svg)
     assert root.get("role") == "img"
     assert root.get("aria-label", "").startswith('Losses of "mine" & <yours> Losses')
     assert sum('Losses of "mine"' in text for text in texts(svg)) > 1
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_a_figure_in_a_file_of_its_own_is_on_white(name):
+    svg = draw(name, *arguments(HOSTILE, falling(2.5))[name])
+    file = standalone(svg)
+    assert file.startswith("<?xml")
+    root = ElementTree.fromstring(file.encode("utf-8"))
+    assert root.tag == "{http://www.w3.org/2000/svg}svg"
+    paper, *rest = root
+    assert paper.attrib == {"width": "100%", "height": "100%", "fill": "#ffffff"}
+    assert len(rest) == len(ElementTree.fromstring(svg))
+    assert "var(" not in file

@@ -135,6 +135,13 @@ def test_the_command_measures_every_placement_init_and_depth(text, tmp_path, cap
     page = (out / "report.html").read_text(encoding="utf-8")
     assert all(caption in page for caption in ("init xavier", "init native"))
     assert page.count("<svg") == 6
+    assert "python compare.py init" in page
+    assert "nothing was trained" in page
+    assert {path.name for path in (out / "figures").iterdir()} == {
+        f"{name}_{init}.svg"
+        for name in ("gradient_by_depth", "gradient_by_block", "stream_growth")
+        for init in ("xavier", "native")
+    }
 
 
 def test_the_table_is_of_what_was_measured(text):

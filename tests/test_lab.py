@@ -166,6 +166,8 @@ def test_run_trains_every_arm_with_every_seed_and_says_what_was_found(text, tmp_
     page = (out / "report.html").read_text(encoding="utf-8")
     assert "<svg" in page
     assert "verdict" in page
+    assert "python compare.py run" in page
+    assert [path.name for path in (out / "figures").iterdir()] == ["loss_bands.svg"]
     assert list((out / "_aggregate").glob("events.*"))
 
 
@@ -211,8 +213,8 @@ def test_an_unfair_arm_is_refused_and_no_statement_is_made(text, tmp_path, capsy
 
     honest = light.hashes
 
-    def tampered(config, model, corpus):
-        found = honest(config, model, corpus)
+    def tampered(config, *others):
+        found = honest(config, *others)
         return found | ({"batches": "0"} if config.model.norm_position == "post" else {})
 
     monkeypatch.setattr(light, "hashes", tampered)
@@ -240,6 +242,7 @@ def test_the_demo_has_four_cells_in_the_setting_that_needs_warm_up(text, tmp_pat
     page = (out / "report.html").read_text(encoding="utf-8")
     assert "unigram" in page
     assert "bigram" in page
+    assert "python compare.py demo" in page
 
 
 def test_runs_that_all_end_in_numbers_that_are_not_finite_are_counted(text, tmp_path, capsys):
@@ -249,6 +252,7 @@ def test_runs_that_all_end_in_numbers_that_are_not_finite_are_counted(text, tmp_
     said = capsys.readouterr()
     assert said.err.count("diverged  step ") == 4
     assert "NOT RESOLVED" in said.out
+    assert "post-w0 (1 of 1 failed)" in (tmp_path / "o" / "report.html").read_text(encoding="utf-8")
 
 
 def test_a_demo_of_one_step_still_has_four_cells(text, tmp_path, capsys):

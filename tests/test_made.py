@@ -18,6 +18,10 @@ from gpt.lab.made import command_line
         ("run", ["--config", "configs/tiny.toml", "--arms", "pre", "post", "--steps", "30"]),
         ("duel", ["--config", "configs/default.toml"]),
         ("run", []),
+        ("demo", ["my text.txt", "--seeds", "2", "--eval_every", "7"]),
+        ("why", ["--steps", "30", "--d_model", "32"]),
+        ("verify", ["--only", "R6", "R14", "--seed", "3"]),
+        ("init", ["--inits", "native", "--depths", "2", "6", "--seeds", "1", "--d_model", "32"]),
     ],
 )
 def test_the_command_of_a_report_asks_for_the_same(name, words):

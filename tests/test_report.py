@@ -5,13 +5,15 @@ import os
 import re
 import shutil
 from html.parser import HTMLParser
+from xml.etree import ElementTree
 
 import pytest
 
 from gpt.errors import DiskError
 from gpt.lab.figures import loss_bands, phase_map, stream_growth
+from gpt.lab.figures.drawing import standalone
 from gpt.lab.figures.looks import INK
-from gpt.lab.report import Section, Table, report, write_report
+from gpt.lab.report import Figure, Section, Table, report, write_report
 
 HOSTILE = (
     '</pre></td></svg><img src=x onerror=alert(1)><script>alert("x")</script> \' & \x1b\u202e\udcff'
@@ -48,18 +50,25 @@ class Outline(HTMLParser):
         self.said.setdefault(self.open[-1] if self.open else "", []).append(data)
 
 
+def bands(name: str) -> str:
+    return loss_bands({name: [(CURVE, False)]}, 3.3, 2.5)
+
+
 def sections(name: str = "post") -> list[Section]:
     return [
         Section(
             f"Found about {name}",
             [f"{name}: 5 of 5 failed", "  NOT RESOLVED"],
             [
-                (f"The losses of {name}", loss_bands({name: [CURVE]}, 3.3, 2.5)),
-                ("", phase_map({name: {(1e-3, 2): ["learned"]}})),
+                Figure("losses", f"The losses of {name}", bands(name)),
+                Figure("phase_map", "", phase_map({name: {(1e-3, 2): ["learned"]}})),
             ],
             [Table(["arm", "final"], [[name, "2.5"], ["pre", "2.6"]], f"Runs of {name}")],
         ),
-        Section("Inside", figures=[("The stream", stream_growth({name: [0.2, 1.1, 1.4]}))]),
+        Section(
+            "Inside",
+            figures=[Figure("a-stream", "The stream", stream_growth({name: [0.2, 1.1, 1.4]}))],
+        ),
     ]
 
 
@@ -132,7 +141,7 @@ def test_what_a_user_named_is_text_wherever_it_stands():
 
 
 def test_figures_take_the_colours_of_the_page_but_keep_their_words():
-    page = report("Norms", [Section("One", figures=[("", loss_bands({INK: [CURVE]}, 3.3))])])
+    page = report("Norms", [Section("One", figures=[Figure("losses", "", bands(INK))])])
     body = page[page.index("<main>") :]
     assert "fill: var(--ink)" in body
     assert f"fill: {INK}" not in body
@@ -143,9 +152,49 @@ def test_a_report_is_replaced_whole_or_not_at_all(tmp_path):
     write_report(tmp_path, "First", sections())
     write_report(tmp_path, "Second", [])
     assert "Second" in (tmp_path / "report.html").read_text(encoding="utf-8")
-    assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["figures", "report.html"]
     with pytest.raises(DiskError, match="nowhere"):
         write_report(tmp_path / "nowhere", "Third", [])
+
+
+def test_every_figure_is_a_file_too(tmp_path):
+    folder = tmp_path / "figures"
+    folder.mkdir()
+    (folder / "mine.svg").write_text("mine", encoding="utf-8")
+    for name in ("pre", HOSTILE):
+        write_report(tmp_path, "Norms", sections(name))
+        assert {path.name for path in folder.iterdir()} == {
+            "mine.svg", "losses.svg", "phase_map.svg", "a-stream.svg"
+        }  # fmt: skip
+        assert (folder / "losses.svg").read_text(encoding="utf-8") == standalone(bands(name))
+        for path in set(folder.iterdir()) - {folder / "mine.svg"}:
+            root = ElementTree.parse(path).getroot()
+            assert root.tag == "{http://www.w3.org/2000/svg}svg"
+    assert (folder / "mine.svg").read_text(encoding="utf-8") == "mine"
+    write_report(tmp_path, "Norms", [])
+    assert len(list(folder.iterdir())) == 4
+
+
+def test_without_figures_there_is_no_folder_for_them(tmp_path):
+    write_report(tmp_path, "Norms", [Section("One", ["a line"])])
+    assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
+
+
+def test_a_folder_for_figures_that_cannot_be_made_is_one_readable_error(tmp_path):
+    (tmp_path / "figures").write_text("in the way", encoding="utf-8")
+    with pytest.raises(DiskError, match="figures"):
+        write_report(tmp_path, "Norms", sections())
+
+
+@pytest.mark.parametrize("name", ["", "../x", "a b", "x.svg", "naïve"])
+def test_the_name_of_a_figure_is_one_of_a_file(name):
+    with pytest.raises(AssertionError):
+        Figure(name, "", "<svg/>")
+
+
+def test_two_figures_of_one_name_are_a_bug(tmp_path):
+    with pytest.raises(AssertionError):
+        write_report(tmp_path, "Norms", sections() + sections())
 
 
 @pytest.fixture

@@ -6,7 +6,8 @@ import pytest
 from gpt.config import RunConfig
 from gpt.lab.comparison import PairwiseComparison, Tally, compare, compare_pairs
 from gpt.lab.outcomes import Outcome
-from gpt.lab.statement import setting_of, statement, table
+from gpt.lab.setting import setting_of
+from gpt.lab.statement import statement, table
 
 MARGIN = 0.02
 PRE = [2.504, 2.545, 2.527, 2.530, 2.504]

@@ -414,6 +414,7 @@ def test_a_sweep_from_the_command_line_comes_out_the_same_from_its_folder(tmp_pa
     assert "post-xavier-w7-L1" in report
     assert report.count("<svg") == 2
     assert "python compare.py sweep" in report
+    assert len(list((out / "figures").glob("*.svg"))) == 2
     assert list((out / "_aggregate").glob("events.*"))
     written = {path: path.stat().st_mtime_ns for path in out.glob("*/outcome.json")}
     assert sweep.main(parse_compare("sweep", words)) == 0

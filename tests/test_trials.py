@@ -125,9 +125,9 @@ def test_a_finished_trial_is_not_trained_again(base, folder, monkeypatch):
 
 def test_an_interrupted_light_trial_begins_again_and_leaves_no_trace(base, folder, tmp_path):
     corpus = read_text(base)
-    (folder / "notes.txt").write_text("mine", encoding="utf-8")
     with pytest.raises(Stopped) as stopped:
         run_trial(trial_of(base), corpus, folder, stop_at(3))
+    (folder / "notes.txt").write_text("mine", encoding="utf-8")
     assert stopped.value.signal == signal.SIGTERM
     assert not (folder / "outcome.json").exists()
     again = run_trial(trial_of(base), corpus, folder)
@@ -137,6 +137,49 @@ def test_an_interrupted_light_trial_begins_again_and_leaves_no_trace(base, folde
     assert without_speed(folder) == without_speed(unbroken)
     assert len(list(folder.glob("events.*"))) == 1
     assert (folder / "notes.txt").read_text(encoding="utf-8") == "mine"
+
+
+@pytest.mark.parametrize("kept", [False, True], ids=["light", "kept"])
+def test_a_folder_that_is_no_trial_is_left_alone(base, folder, kept):
+    (folder / "metrics.jsonl").write_text("mine", encoding="utf-8")
+    with pytest.raises(UsageError, match="holds something that is no trial"):
+        run_trial(trial_of(base, kept=kept), read_text(base), folder)
+    assert [path.name for path in folder.iterdir()] == ["metrics.jsonl"]
+    assert (folder / "metrics.jsonl").read_text(encoding="utf-8") == "mine"
+
+
+@pytest.mark.parametrize(
+    "changes", [{"learning_rate": 0.5}, {"steps": 7}, {"d_model": 24}], ids=str
+)
+def test_a_kept_trial_does_not_go_on_with_the_run_of_another(base, folder, monkeypatch, changes):
+    corpus = read_text(base)
+    stop_run(monkeypatch, 3)
+    with pytest.raises(Stopped):
+        run_trial(trial_of(base, kept=True), corpus, folder)
+    monkeypatch.undo()
+    for path in folder.glob("checkpoints/*.pt"):
+        path.unlink()
+    Run(trial_of(base, **changes).config, corpus).go(folder, quiet=True)
+    saved = {path.name: path.read_bytes() for path in folder.glob("checkpoints/*.pt")}
+    with pytest.raises(UsageError, match=f"holds a run with another .*{next(iter(changes))}"):
+        run_trial(trial_of(base, kept=True), corpus, folder)
+    assert saved == {path.name: path.read_bytes() for path in folder.glob("checkpoints/*.pt")}
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [{"arm": "evil"}, {"seed": 99}, {"state": "superb"}, {"final": "lie"}, {"final": math.nan},
+     {"seconds": "x"}, {"hashes": 3}, {"hashes": {"batches": 3}}, {"more": 3}],
+    ids=str,
+)  # fmt: skip
+def test_an_outcome_that_is_none_is_refused(base, folder, damage):
+    corpus = read_text(base)
+    run_trial(trial_of(base), corpus, folder)
+    record = json.loads((folder / "outcome.json").read_text(encoding="utf-8"))
+    record["outcome"] |= damage
+    (folder / "outcome.json").write_text(json.dumps(record), encoding="utf-8")
+    with pytest.raises(UsageError, match="is damaged; delete"):
+        run_trial(trial_of(base), corpus, folder)
 
 
 def test_what_an_interrupted_light_trial_was_of_does_not_matter(base, folder):

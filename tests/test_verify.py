@@ -177,7 +177,9 @@ def test_the_exit_code_says_whether_all_passed(bench, tmp_path, monkeypatch, cap
     assert ("FAIL  R12  other (negative control)" in said) is not passed
     assert f"{1 + passed} of 2 checks PASS" in said
     assert "not reproducible at this size" in said
-    assert "negative control" in (out / "report.html").read_text(encoding="utf-8")
+    page = (out / "report.html").read_text(encoding="utf-8")
+    assert "negative control" in page
+    assert "python compare.py verify" in page
 
 
 def tiny_trials(base: RunConfig) -> list[Trial]:
@@ -201,7 +203,19 @@ def test_trained_checks_get_the_outcomes_of_their_trials(bench, tmp_path, monkey
     words = [bench.base.text.text, "--out", str(tmp_path / "out"), "--workers", "1"]
     assert verify.main(parse_compare("verify", words)) == 0
     assert seen[0].startswith("[[0, ")
+    assert not (tmp_path / "out" / "figures").exists()  # no run of these looks for a failure
     assert "1 of 1 checks PASS" in capfd.readouterr().out
+
+
+def test_the_map_is_of_the_runs_that_look_for_failures(bench):
+    trials = [t for name in ("R6", "R8", "R14") for t in EVERY[name].trials(bench.base)]
+    slow = {trial.name: outcome(trial, 3.34 if "L6" in trial.arm else 2.5) for trial in trials}
+    found = verify.states_of(trials, dataclasses.replace(bench, outcomes=slow))
+    assert {arm: len(cells) for arm, cells in found.items()} == {
+        "post-w0": 5, "post-w100": 3, "pre-w0": 3
+    }  # fmt: skip
+    assert found["post-w0"][3e-3, 6] == ["plateau"]
+    assert found["post-w0"][3e-3, 4] == ["learned"]
 
 
 def test_no_check_is_made_of_runs_that_were_treated_unlike(bench, tmp_path, monkeypatch, capfd):

@@ -79,6 +79,10 @@ def test_the_command_measures_its_four_runs(tmp_path, capfd):
         assert {"probe/grad_W_out_01", "probe/stream_rms_03"} <= curves.keys()
     page = (out / "report.html").read_text(encoding="utf-8")
     assert page.count("<svg") == 4
+    assert "python compare.py why" in page
+    assert {path.name for path in (out / "figures").iterdir()} == {
+        "branch_over_skip.svg", "gradient_heat.svg", "spread.svg", "moved.svg"
+    }  # fmt: skip
     assert (out / "_aggregate").is_dir()
 
 

@@ -2,7 +2,8 @@
 
 TensorBoard does not average runs, so their means and ranges are curves of ``_aggregate``:
 
-    agg/ARM/val/mean, lo, hi      over the arm's seeds that ended, at the steps all arms have
+    agg/ARM/val/mean, lo, hi      over the arm's seeds that did not fail (all, where all failed), at
+                                  the steps that all arms have
     sweep/ARM/median, failed      of the final losses; the step is the learning rate in millionths
 
 Its layout puts all arms' bands on one chart of the tab Custom Scalars. Everything can be written
@@ -112,17 +113,23 @@ def _digests(values: Mapping[str, str]) -> dict[str, str]:
 
 
 Bands = dict[str, list[tuple[int, tuple[float, float, float]]]]
-"""Arm -> (step, (mean, lowest, highest)) of the runs that ended."""
+"""Arm -> (step, (mean, lowest, highest)) of its runs."""
 
 
 def _bands(arms: Sequence[str], outcomes: Sequence[Outcome], curves: Mapping[str, Curves]) -> Bands:
-    """At the steps that all of them have; an arm of which no run ended has no band."""
+    """Of the runs that did not fail, or of those that did where all of the arm did.
+
+    At the steps that all of them have. A run that ended in a number that is not finite is in no
+    band, and an arm that has only such runs has none.
+    """
     tables: dict[str, list[dict[int, float]]] = {}
-    for outcome in outcomes:
-        if outcome.arm in arms and outcome.final is not None:
+    for arm in arms:
+        of_arm = [outcome for outcome in outcomes if outcome.arm == arm]
+        kept = [outcome for outcome in of_arm if not outcome.failed] or of_arm
+        for outcome in kept:
             curve = dict(curves[outcome.name].get("loss/val", ()))
-            if all(map(math.isfinite, curve.values())):
-                tables.setdefault(outcome.arm, []).append(curve)
+            if outcome.final is not None and all(map(math.isfinite, curve.values())):
+                tables.setdefault(arm, []).append(curve)
     every = [set(table) for of_arm in tables.values() for table in of_arm]
     steps = sorted(set.intersection(*every)) if every else []
     return {

@@ -3,7 +3,7 @@
 from gpt.commandline import run_config, run_name
 from gpt.lab.arms import Arm
 from gpt.lab.commandline import DemoCommand
-from gpt.lab.run import Comparison, conduct
+from gpt.lab.run import Experiment, conduct
 
 WARMUP = 100
 """Steps; half the run where it is shorter than two of these, and one at least."""
@@ -19,7 +19,7 @@ def main(command: DemoCommand) -> int:
         for steps in (0, warmup)
     ]
     post, post_warm, pre, pre_warm = (arm.name for arm in arms)
-    experiment = Comparison(
+    experiment = Experiment(
         title=f"Post-LN and Pre-LN, without and with warm-up, on {run_name(command)}",
         arms=arms,
         base=base,
@@ -28,4 +28,4 @@ def main(command: DemoCommand) -> int:
         pairs=[(post, post_warm), (pre, pre_warm), (post, pre), (post_warm, pre_warm)],
         cautions=False,  # it is their demonstration
     )
-    return conduct(experiment, command, "demo")
+    return conduct(experiment, command, "demo", "demo")

@@ -21,7 +21,7 @@ from gpt.lab.grid import Side, extended, rate_name
 from gpt.lab.made import made
 from gpt.lab.outcomes import Outcome
 from gpt.lab.progress import tell
-from gpt.lab.run import Comparison, train
+from gpt.lab.run import Experiment, train
 from gpt.lab.trials import Trial
 from gpt.lab.tuning import (
     Setting,
@@ -114,7 +114,7 @@ def _planned(command: DuelCommand, base: RunConfig) -> tuple[Tuning, tuple[float
     return tuning, checked_rates(command.rates, base)
 
 
-def _final(command: DuelCommand, base: RunConfig, tuning: Tuning) -> Comparison | None:
+def _final(command: DuelCommand, base: RunConfig, tuning: Tuning) -> Experiment | None:
     """The winners on fresh seeds; None where an arm has no winner."""
     arms = []
     for arm in tuning.arms:
@@ -124,7 +124,7 @@ def _final(command: DuelCommand, base: RunConfig, tuning: Tuning) -> Comparison 
         arms.append(with_setting(arm, tuned.setting))
     first = base.training.seed + FRESH
     title = " against ".join(arm.name for arm in tuning.arms)
-    return Comparison(title, arms, base, range(first, first + command.seeds), command.margin)
+    return Experiment(title, arms, base, range(first, first + command.seeds), command.margin)
 
 
 def tune_both(

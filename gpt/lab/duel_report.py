@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING
 from gpt.lab.columns import columns
 from gpt.lab.grid import losses_of, mean_loss, rate_name
 from gpt.lab.outcomes import Outcome
-from gpt.lab.run import Comparison, config_difference
+from gpt.lab.run import IN_NO_MEAN, Experiment, config_difference, loss_curves
 from gpt.lab.setting import ranges, setting_of
 from gpt.lab.statement import statement, wrapped
 from gpt.lab.trials import source_digest
 from gpt.lab.tuning import Setting, Tuned, tune
 from gpt.lab.yardsticks import yardsticks
 from gpt.text.reading import Corpus
-from gpt.training.curves import read_metrics
 from gpt.training.progress import say
 
 if TYPE_CHECKING:
@@ -77,7 +76,7 @@ def _winner(tuned: Tuned | None, n_settings: int) -> str:
 
 
 def stated(
-    tuning: "Tuning", final: Comparison, corpus: Corpus, outcomes: list[Outcome]
+    tuning: "Tuning", final: Experiment, corpus: Corpus, outcomes: list[Outcome]
 ) -> list[str]:
     """Of the winners. An arm that is not tuned is named before anything else."""
     best = {arm.name: tune(tuning.cells[arm.name]) for arm in tuning.arms}
@@ -100,7 +99,7 @@ def stated(
 
 def write(
     tuning: "Tuning",
-    final: Comparison | None,
+    final: Experiment | None,
     corpus: Corpus,
     out: Path,
     outcomes: list[Outcome],
@@ -113,7 +112,7 @@ def write(
     """
     from gpt.lab.board import write_board
     from gpt.lab.figures import loss_against_rate, loss_bands
-    from gpt.lab.report import Section, write_report
+    from gpt.lab.report import Figure, Section, write_report
 
     of_ends, of_curves = yardsticks(corpus), yardsticks(corpus, of_curve=True)
     points: dict[str, dict[float, list[float | None]]] = {}
@@ -125,7 +124,9 @@ def write(
     caption = "Final loss of every tuning run. Dashed: the whole validation text's cross-entropies."
     account_of = account(tuning)
     tuned = Section(
-        "Tuning", account_of, [(caption, loss_against_rate(points, *of_ends, title=title))]
+        "Tuning",
+        account_of,
+        [Figure("tuning", caption, loss_against_rate(points, *of_ends, title=title))],
     )
     sections = [tuned]
     images = {"tuning": loss_against_rate.png(points, *of_ends, title=title)}
@@ -134,25 +135,22 @@ def write(
     if final:
         names = [arm.name for arm in final.arms]
         differences = config_difference(final.configs)
-        curves = {
-            f"{arm.name}-w{won.changes['warmup_steps']}": [
-                read_metrics(out / o.name).get("loss/val", [])
-                for o in outcomes
-                if o.arm == won.name
-            ]
+        runs = {
+            f"{arm.name}-w{won.changes['warmup_steps']}": loss_curves(out, outcomes, won.name)
             for arm, won in zip(tuning.arms, final.arms, strict=True)
         }
         caption = (
-            f"Validation loss of {' and '.join(names)} while training, on fresh seeds. Curves and "
-            "dashed lines are of the first part of the validation text, final losses of the whole."
+            f"Validation loss of {' and '.join(names)} while training, on fresh seeds. "
+            f"{IN_NO_MEAN} Curves and dashed lines are of the first part of the validation text, "
+            "final losses of the whole."
         )
-        bands = loss_bands(curves, *of_curves, arms=points)
+        bands = loss_bands(runs, *of_curves, arms=points)
         sections = [
-            Section("What was found", found, [(caption, bands)]),
+            Section("What was found", found, [Figure("loss_bands", caption, bands)]),
             tuned,
             Section("What differs", differences),
         ]
-        images["loss_bands"] = loss_bands.png(curves, *of_curves, arms=points)
+        images["loss_bands"] = loss_bands.png(runs, *of_curves, arms=points)
     write_report(out, " against ".join(arm.name for arm in tuning.arms), sections, made=made)
     write_board(
         out, names, outcomes, [*found, "", *account_of], images, differences,

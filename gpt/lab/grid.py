@@ -42,15 +42,14 @@ def rate_name(rate: float) -> str:
 
 def state_of_cell(outcomes: Sequence[Outcome]) -> Literal["learned", "failed", "undecided"]:
     """What all seeds of a cell together say; see the head of this file."""
-    states = {outcome.state for outcome in outcomes}
-    if states & {"plateau", "diverged"}:
+    if any(outcome.failed for outcome in outcomes):
         return "failed"
-    return "learned" if states == {"learned"} else "undecided"
+    return "learned" if {outcome.state for outcome in outcomes} == {"learned"} else "undecided"
 
 
 def losses_of(outcomes: Sequence[Outcome]) -> list[float | None]:
     """The final loss of each, in nats per character; None for a failure."""
-    return [None if o.state in ("plateau", "diverged") else o.final for o in outcomes]
+    return [None if o.failed else o.final for o in outcomes]
 
 
 def mean_loss(outcomes: Sequence[Outcome]) -> float | None:

@@ -1,7 +1,7 @@
 """``compare.py init``: every placement, initialisation and depth before any training."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, geometric_mean, median
@@ -13,8 +13,9 @@ from gpt.lab.arms import parse_arms
 from gpt.lab.columns import columns
 from gpt.lab.commandline import InitCommand
 from gpt.lab.folders import begin
+from gpt.lab.made import made
 from gpt.lab.progress import duration, tell
-from gpt.lab.report import Section, Table, write_report
+from gpt.lab.report import Figure, Section, Table, write_report
 from gpt.text.reading import Corpus
 from gpt.training.progress import say
 
@@ -70,7 +71,8 @@ def main(command: InitCommand) -> int:
     found = measure_all(cells, corpus, seeds, command.workers)
     for init in dict.fromkeys(command.inits):
         say("\n".join([f"init {init}", *summary(found, init), ""]))
-    write(found, out, f"Before training: {run_name(command)}")
+    title = f"Before training: {run_name(command)}"
+    write(found, out, title, made("init", command, corpus))
     return 0
 
 
@@ -187,20 +189,19 @@ def summary(found: Found, init: str) -> list[str]:
     ]
 
 
-def write(found: Found, out: Path, title: str) -> None:
+def write(found: Found, out: Path, title: str, how: Mapping[str, str]) -> None:
     """``out/report.html``: every table, and figures of the gradients and the stream."""
     sections = []
     arms = list(dict.fromkeys(cell.arm for cell in found))
     for init in dict.fromkeys(cell.init for cell in found):
         cells = {cell: starts for cell, starts in found.items() if cell.init == init}
-        sections.append(
-            Section(f"init {init}", summary(found, init), figures(cells, arms), tables(found, init))
-        )
-    say("report: " + str(write_report(out, title, sections)))
+        lines, drawn = summary(found, init), figures(cells, arms, init)
+        sections.append(Section(f"init {init}", lines, drawn, tables(found, init)))
+    say("report: " + str(write_report(out, title, sections, made=how)))
 
 
-def figures(found: Found, arms: Sequence[str]) -> list[tuple[str, str]]:
-    """Captions and SVG for the cells of one init."""
+def figures(found: Found, arms: Sequence[str], init: str) -> list[Figure]:
+    """Of the cells of one init."""
     from gpt.lab.figures import gradient_by_block, gradient_by_depth, stream_growth
 
     by_depth: dict[str, dict[int, list[float]]] = {}
@@ -217,12 +218,16 @@ def figures(found: Found, arms: Sequence[str]) -> list[tuple[str, str]]:
         for arm, starts in deep.items()
     }
     return [
-        (CAPTIONS["last"], gradient_by_depth(by_depth, arms=arms)),
-        (
+        Figure(
+            f"gradient_by_depth_{init}", CAPTIONS["last"], gradient_by_depth(by_depth, arms=arms)
+        ),
+        Figure(
+            f"gradient_by_block_{init}",
             f"Expected gradient (mean over batches, then norm) of {deepest} blocks.",
             gradient_by_block(by_block, arms=arms),
         ),
-        (
+        Figure(
+            f"stream_growth_{init}",
             f"Along {deepest} blocks: rms of what each sublayer is added to, and of what leaves "
             "the last.",
             stream_growth(growth, arms=arms),

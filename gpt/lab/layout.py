@@ -47,7 +47,10 @@ def layout(bands: Sequence[tuple[str, str, str]], tags: Iterable[str]) -> Summar
         MarginChartContent.Series(value=mean, lower=lowest, upper=highest)
         for mean, lowest, highest in bands
     ]
-    title = "Validation loss (nats per character): mean of the seeds, lowest to highest"
+    title = (
+        "Validation loss (nats per character): mean, lowest and highest of the seeds that did not "
+        "fail; of all where all failed"
+    )
     margin = [Chart(title=title, margin=MarginChartContent(series=series))] if series else []
     categories = {
         "1 Outcome": margin + _charts(OUTCOME, tags),

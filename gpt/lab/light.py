@@ -7,19 +7,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpt.config import RunConfig
+from gpt.config import RunConfig, changed, from_flat
 from gpt.config_files import write_toml
-from gpt.errors import DiskError, NonFiniteError
+from gpt.errors import DiskError, NonFiniteError, UsageError
 from gpt.lab.fairness import hashes
 from gpt.lab.outcomes import Outcome, state_of
-from gpt.lab.trials import PART, Stopped, Trial
+from gpt.lab.trials import NO_DIFFERENCE, PART, Stopped, Trial
 from gpt.lab.yardsticks import yardsticks
 from gpt.model.gpt import GPT
 from gpt.run import Run
 from gpt.text.reading import Corpus
 from gpt.training import loop
 from gpt.training.atomic import disk_errors, sweep, write_atomically
-from gpt.training.checkpoint import load_checkpoint
+from gpt.training.checkpoint import Checkpoint, load_checkpoint
 from gpt.training.curves import read_metrics
 from gpt.training.machine import compile_model, set_up
 from gpt.training.metrics import Metrics
@@ -120,6 +120,8 @@ def train_kept(trial: Trial, corpus: Corpus, folder: Path, stop: Callable[[], in
     set_up(config.machine)  # before a checkpoint is checked, as in gpt.resuming
     there = any(folder.glob("checkpoints/*.pt"))
     checkpoint = load_checkpoint(folder, prefer="newest", set_aside=True) if there else None
+    if checkpoint:
+        refuse_other_run(checkpoint, config, corpus, folder)
     fresh = GPT(config.model, corpus.tokenizer.vocab_size, trial.seed)
     run = Run(config, corpus, checkpoint)
     must_agree = hashes(config, fresh, corpus, run.machine.environment())
@@ -146,6 +148,20 @@ def train_kept(trial: Trial, corpus: Corpus, folder: Path, stop: Callable[[], in
         trial, corpus, fresh, losses, final, done, failure, must_agree,
         time.perf_counter() - started,
     )  # fmt: skip
+
+
+def refuse_other_run(
+    checkpoint: Checkpoint, config: RunConfig, corpus: Corpus, folder: Path
+) -> None:
+    """Raise UsageError for a checkpoint that is not of this trial, or was trained on otherwise."""
+    differs = changed(from_flat(checkpoint.config), config).keys() - set(NO_DIFFERENCE)
+    if checkpoint.source["sha256"] != corpus.source.sha256:
+        differs |= {"text"}
+    if differs:
+        raise UsageError(
+            f"{str(folder)!r} holds a run with another {', '.join(sorted(differs))}; choose "
+            "another --out, or move that folder away"
+        )
 
 
 def cause(error: NonFiniteError) -> str:
@@ -179,6 +195,8 @@ def _outcome(
 ) -> Outcome:  # fmt: skip
     warmup_steps = trial.config.training.resolved().warmup_steps
     assert warmup_steps is not None
+    if final is not None and not math.isfinite(final):
+        failure, final = f"step {steps}: validation loss = {final}", None
     unigram, _ = yardsticks(corpus)
     best = min(losses, default=None)
     first = losses[0] if losses else math.log(corpus.tokenizer.vocab_size)

@@ -13,9 +13,12 @@ from gpt.text.reading import Corpus
 
 def made(name: str, command: LabCommand, corpus: Corpus) -> dict[str, str]:
     """What -> value, for ``write_report``. ``name``: of the subcommand."""
+    trains = name != "init"
     return {
         "command": command_line(name, command),
-        "settings": "everything resolved is in config.toml in the folder of each run",
+        "settings": "everything resolved is in config.toml in the folder of each run"
+        if trains
+        else "those of the command; nothing was trained",
         "data": f"{corpus.source.bytes:,} bytes, sha256 {corpus.source.sha256}",
         "code": f"sha256 {source_digest()} of the sources that determine a training; "
         f"torch {importlib.metadata.version('torch')}",

@@ -3,7 +3,9 @@
 import json
 import math
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_type_hints
+
+from gpt.checks import check_type
 
 State = Literal["learned", "plateau", "diverged", "undecided"]
 """How a run ended; ``state_of`` has the rule."""
@@ -45,6 +47,11 @@ class Outcome:
         """Of its folder, and so of its run in TensorBoard."""
         return f"{self.arm}-s{self.seed}"
 
+    @property
+    def failed(self) -> bool:
+        """Whether it learned nothing: a run too short to tell has not failed."""
+        return self.state in ("plateau", "diverged")
+
     def to_json(self) -> str:
         """The inverse of ``from_json``."""
         return json.dumps(asdict(self), indent=1)
@@ -53,6 +60,12 @@ class Outcome:
     def from_json(cls, text: str) -> "Outcome":
         """Raises ValueError, TypeError or AttributeError for what is no outcome."""
         values: dict[str, Any] = json.loads(text)
+        hints = get_type_hints(cls)
+        for name, value in values.items():
+            if name != "hashes":
+                check_type(name, value, hints[name])
+        if not all(type(part) is str for pair in values["hashes"].items() for part in pair):
+            raise TypeError("hashes are no strings")
         return cls(**values)
 
 

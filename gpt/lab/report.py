@@ -10,9 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from gpt.lab.figures.drawing import standalone
 from gpt.lab.figures.looks import FAINT, INK, PAPER
 from gpt.text.printable import printable
-from gpt.training.atomic import write_atomically
+from gpt.training.atomic import make_folder, write_atomically
 
 
 @dataclass(frozen=True)
@@ -25,31 +26,56 @@ class Table:
 
 
 @dataclass(frozen=True)
+class Figure:
+    """``name``: of its file, and of no other figure of the report; letters, digits, ``_``, ``-``.
+
+    ``svg``: what a function of ``gpt.lab.figures`` returned. The caption may be anything.
+    """
+
+    name: str
+    caption: str
+    svg: str
+
+    def __post_init__(self) -> None:
+        assert re.fullmatch(r"[\w-]+", self.name, re.ASCII), self.name
+
+
+@dataclass(frozen=True)
 class Section:
     """A part of the report: its lines (shown as they are), tables and figures, in this order.
 
-    A figure is a caption and the SVG text that a function of ``gpt.lab.figures`` returned; all
-    other text may be anything.
+    Their text may be anything.
     """
 
     title: str
     lines: Sequence[str] = ()
-    figures: Sequence[tuple[str, str]] = ()
+    figures: Sequence[Figure] = ()
     tables: Sequence[Table] = ()
 
 
 def write_report(
     out: Path, title: str, sections: Sequence[Section], *, made: Mapping[str, str] | None = None
 ) -> Path:
-    """Write ``out/report.html``, whole or not at all; return its path.
+    """Write ``out/report.html``, and each figure as ``out/figures/NAME.svg`` too; return the page.
 
-    ``made``: how it was made, what -> value: the command, settings, digests of code and data. It
-    stands at the end. Raises DiskError.
+    Every file is there whole or not at all; one of that name is replaced, others stay. ``made``:
+    how it was made, what -> value: the command, settings, digests of code and data. It stands at
+    the end. Raises DiskError.
     """
+    figures = [figure for section in sections for figure in section.figures]
+    assert len({figure.name for figure in figures}) == len(figures)
+    if figures:
+        make_folder(out / "figures")
+    for figure in figures:
+        _write(out / "figures" / f"{figure.name}.svg", standalone(figure.svg))
     path = out / "report.html"
-    page = report(title, sections, made=made).encode("utf-8")
-    write_atomically(path, lambda file: file.write(page), needed=len(page))
+    _write(path, report(title, sections, made=made))
     return path
+
+
+def _write(path: Path, text: str) -> None:
+    data = text.encode("utf-8")
+    write_atomically(path, lambda file: file.write(data), needed=len(data))
 
 
 def report(
@@ -71,7 +97,7 @@ def _section(section: Section) -> str:
     if section.lines:
         parts.append(f"<pre>{_lines(section.lines)}</pre>\n")
     parts += map(_table, section.tables)
-    parts += [_figure(*figure) for figure in section.figures]
+    parts += map(_figure, section.figures)
     return f"<section>\n{''.join(parts)}</section>\n"
 
 
@@ -84,10 +110,14 @@ def _lines(lines: Sequence[str]) -> str:
     return "".join(parts).removesuffix("\n")
 
 
-def _figure(caption: str, svg: str) -> str:
+def _figure(figure: Figure) -> str:
     """The SVG in the page's own colours, so that it can be read on a dark page too."""
-    svg = re.sub(r"<[^<>]+>", lambda tag: _COLOURS.sub(lambda c: _VARIABLES[c[0]], tag[0]), svg)
-    words = f"<figcaption>{_shown(caption)}</figcaption>\n" if caption else ""
+
+    def of_page(tag: re.Match[str]) -> str:
+        return _COLOURS.sub(lambda colour: _VARIABLES[colour[0]], tag[0])
+
+    svg = re.sub(r"<[^<>]+>", of_page, figure.svg)
+    words = f"<figcaption>{_shown(figure.caption)}</figcaption>\n" if figure.caption else ""
     return f'<figure>\n<div class="wide">{svg}</div>\n{words}</figure>\n'
 
 

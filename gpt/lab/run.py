@@ -1,8 +1,9 @@
 """``compare.py run``: every arm with every seed, the statement, the report."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gpt.commandline import run_config, run_name, shell_line
 from gpt.config import RunConfig, changed
@@ -11,9 +12,11 @@ from gpt.lab.commandline import LabCommand, RunCommand
 from gpt.lab.cost import announce
 from gpt.lab.fairness import refuse_unequal_plans, refuse_unfair
 from gpt.lab.folders import begin
+from gpt.lab.made import made
 from gpt.lab.outcomes import Outcome
 from gpt.lab.progress import tell
-from gpt.lab.statement import setting_of, statement, table
+from gpt.lab.setting import setting_of
+from gpt.lab.statement import statement, table
 from gpt.lab.trials import Stopped, Trial, source_digest
 from gpt.lab.workers import run_trials
 from gpt.lab.yardsticks import yardsticks
@@ -21,9 +24,18 @@ from gpt.text.reading import Corpus
 from gpt.training.curves import read_metrics
 from gpt.training.progress import say, warn
 
+if TYPE_CHECKING:
+    from gpt.lab.figures import Curve
+
+IN_NO_MEAN = (
+    "Mean and band are of the runs that did not fail; a run that did (it ended on the unigram "
+    "plateau, or diverged) is thin and ends in a cross. Only where all of an arm's runs failed, "
+    "its mean and band are of these."
+)
+
 
 @dataclass(frozen=True)
-class Comparison:
+class Experiment:
     """Arms by seeds in one setting, and how they are told about."""
 
     title: str
@@ -64,7 +76,7 @@ class Comparison:
 def main(command: RunCommand) -> int:
     """The subcommand; returns the exit code."""
     base = run_config(command)
-    experiment = Comparison(
+    experiment = Experiment(
         title=f"{' and '.join(command.arms)} on {run_name(command)}",
         arms=parse_arms(command.arms, base),
         base=base,
@@ -74,11 +86,14 @@ def main(command: RunCommand) -> int:
     )
     for line in refuse_unequal_plans(experiment.configs):
         warn(line)
-    return conduct(experiment, command, "compare")
+    return conduct(experiment, command, "run", "compare")
 
 
-def conduct(experiment: Comparison, command: LabCommand, prefix: str) -> int:
-    """Train what is not there yet, say what was found, write the report; return the exit code."""
+def conduct(experiment: Experiment, command: LabCommand, name: str, prefix: str) -> int:
+    """Train what is not there yet, say what was found, write the report; return the exit code.
+
+    ``name``: of the subcommand. ``prefix``: of the name of a new folder.
+    """
     longest = max(experiment.configs.values(), key=lambda config: config.model.context_length)
     corpus, out = begin(command, longest, prefix)
     if announce(experiment.trials, corpus, out, command.workers) and experiment.cautions:
@@ -89,12 +104,12 @@ def conduct(experiment: Comparison, command: LabCommand, prefix: str) -> int:
     lines = state(experiment, corpus, outcomes)
     say("\n".join(lines))
     say()
-    write(experiment, corpus, out, outcomes, lines)
+    write(experiment, corpus, out, outcomes, lines, made(name, command, corpus))
     say("curves: " + shell_line("-m", "tensorboard.main", "--logdir", out))
     return 0
 
 
-def train(experiment: Comparison, corpus: Corpus, out: Path, workers: int) -> list[Outcome]:
+def train(experiment: Experiment, corpus: Corpus, out: Path, workers: int) -> list[Outcome]:
     """The outcomes, sorted by seed and arm. Raises Stopped after a table of what ended."""
     outcomes = []
     names = [arm.name for arm in experiment.arms]
@@ -108,7 +123,7 @@ def train(experiment: Comparison, corpus: Corpus, out: Path, workers: int) -> li
     return sorted(outcomes, key=lambda o: (o.seed, names.index(o.arm)))
 
 
-def state(experiment: Comparison, corpus: Corpus, outcomes: list[Outcome]) -> list[str]:
+def state(experiment: Experiment, corpus: Corpus, outcomes: list[Outcome]) -> list[str]:
     """The statement's lines."""
     return statement(
         experiment.setting(corpus),
@@ -119,35 +134,41 @@ def state(experiment: Comparison, corpus: Corpus, outcomes: list[Outcome]) -> li
     )
 
 
+def loss_curves(out: Path, outcomes: Sequence[Outcome], arm: str) -> "list[tuple[Curve, bool]]":
+    """Of the arm's runs, for ``loss_bands``: the curve of each, and whether it failed."""
+    return [
+        (read_metrics(out / o.name).get("loss/val", []), o.failed) for o in outcomes if o.arm == arm
+    ]
+
+
 def write(
-    experiment: Comparison, corpus: Corpus, out: Path, outcomes: list[Outcome], lines: list[str]
+    experiment: Experiment,
+    corpus: Corpus,
+    out: Path,
+    outcomes: list[Outcome],
+    lines: list[str],
+    how: Mapping[str, str],
 ) -> None:
     """``out/report.html`` and what TensorBoard shows beside the runs."""
     from gpt.lab.board import write_board
     from gpt.lab.figures import loss_bands
-    from gpt.lab.report import Section, write_report
+    from gpt.lab.report import Figure, Section, write_report
 
     names = [arm.name for arm in experiment.arms]
-    curves = {
-        name: [read_metrics(out / o.name).get("loss/val", []) for o in outcomes if o.arm == name]
-        for name in names
-    }
-    figure = (curves, *yardsticks(corpus, of_curve=not experiment.keeps_checkpoints))
+    runs = {name: loss_curves(out, outcomes, name) for name in names}
+    figure = (runs, *yardsticks(corpus, of_curve=not experiment.keeps_checkpoints))
     differences = config_difference(experiment.configs)
     sections = [
-        Section("What was found", lines, [(
-            "Validation loss while training. The dashed lines are what the validation text costs "
-            "whoever only counted characters (unigram) or pairs of characters (bigram) of the "
-            "training text.",
+        Section("What was found", lines, [Figure(
+            "loss_bands",
+            f"Validation loss while training. {IN_NO_MEAN} The dashed lines are what the "
+            "validation text costs whoever only counted characters (unigram) or pairs of "
+            "characters (bigram) of the training text.",
             loss_bands(*figure),
         )]),
         Section("What differs", differences, []),
     ]  # fmt: skip
-    made = {
-        "settings": experiment.setting(corpus),
-        "curves": "metrics.jsonl and config.toml in the folder of each run",
-    }
-    say("report: " + str(write_report(out, experiment.title, sections, made=made)))
+    say("report: " + str(write_report(out, experiment.title, sections, made=how)))
     write_board(
         out, names, outcomes, lines, {"loss_bands": loss_bands.png(*figure)}, differences,
         configs=experiment.configs,
@@ -165,7 +186,7 @@ def config_difference(configs: dict[str, RunConfig]) -> list[str]:
     return lines
 
 
-def _caution(experiment: Comparison) -> None:
+def _caution(experiment: Experiment) -> None:
     from gpt.training.machine import find_device
     from gpt.training.plan import caution
 

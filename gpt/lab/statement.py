@@ -11,10 +11,8 @@ from textwrap import wrap
 
 from gpt.lab.comparison import ALPHA, MARGIN, PairwiseComparison, Tally, Test, compare_pairs
 from gpt.lab.outcomes import Outcome
-from gpt.lab.setting import ranges, setting_of
+from gpt.lab.setting import ranges
 from gpt.lab.statistics import Interval
-
-__all__ = ["setting_of", "statement", "table", "wrapped"]
 
 WIDTH = 100
 """Of a line."""

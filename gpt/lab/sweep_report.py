@@ -114,7 +114,7 @@ def write(
     """``out/report.html``, and the figures and the table for TensorBoard."""
     from gpt.lab.board import write_board
     from gpt.lab.figures import loss_against_rate, phase_map
-    from gpt.lab.report import Section, write_report
+    from gpt.lab.report import Figure, Section, write_report
 
     families = list(dict.fromkeys(row.family for row in rows))
     lines_at = yardsticks(corpus)
@@ -122,7 +122,8 @@ def write(
     for row in rows:
         for rate, outcomes in row.cells.items():
             states[row.family][rate, row.depth] = [outcome.state for outcome in outcomes]
-    figures = [(
+    figures = [Figure(
+        "phase_map",
         "How every run ended, by learning rate and depth. A plateau is the unigram cross-entropy.",
         phase_map(states),
     )]  # fmt: skip
@@ -132,10 +133,10 @@ def write(
         blocks = f"{depth} block" + "s" * (depth > 1)
         title = f"Final loss against the learning rate, {blocks}"
         drawn = loss_against_rate(points, *lines_at, arms=families, title=title)
-        figures.append((f"{title}. Dashed: what unigrams and bigrams cost.", drawn))
-        images[f"loss_against_rate_L{depth}"] = loss_against_rate.png(
-            points, *lines_at, arms=families, title=title
-        )
+        name = f"loss_against_rate_L{depth}"
+        caption = f"{title}. Dashed: what unigrams and bigrams cost."
+        figures.append(Figure(name, caption, drawn))
+        images[name] = loss_against_rate.png(points, *lines_at, arms=families, title=title)
     title = "Learning rates: where each arm fails"
     write_report(out, title, [Section("What was found", lines, figures)], made=made)
     trials = [(row.trial(r, o.seed), o) for row in rows for r, of in row.cells.items() for o in of]

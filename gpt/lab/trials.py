@@ -113,13 +113,20 @@ def finished(trial: Trial, corpus: Corpus, folder: Path) -> Outcome | None:
     if record is not None:
         _refuse_other(record, key, trial, folder)
         try:
-            return Outcome.from_json(json.dumps(record["outcome"]))
+            outcome = Outcome.from_json(json.dumps(record["outcome"]))
         except (KeyError, ValueError, TypeError, AttributeError) as error:
-            raise UsageError(
-                f"{str(folder / 'outcome.json')!r} is damaged; delete the folder to train anew"
-            ) from error
+            raise _damaged(folder / "outcome.json") from error
+        if (outcome.arm, outcome.seed) != (trial.arm, trial.seed):
+            raise _damaged(folder / "outcome.json")
+        return outcome
     begun = _read(folder / "trial.json")
-    if begun is not None and any(folder.glob("checkpoints/*.pt")):
+    if begun is None:
+        if folder.exists() and any(path.name != ".lock" for path in folder.iterdir()):
+            raise UsageError(
+                f"{str(folder)!r} holds something that is no trial of a comparison; choose another "
+                "--out, or move that folder away"
+            )
+    elif any(folder.glob("checkpoints/*.pt")):
         _refuse_other(begun, key, trial, folder)
     return None
 
@@ -143,8 +150,12 @@ def _read(path: Path) -> dict[str, Any] | None:
     except (ValueError, RecursionError):
         record = None
     if not isinstance(record, dict):
-        raise UsageError(f"{str(path)!r} is damaged; delete its folder to train anew")
+        raise _damaged(path)
     return record
+
+
+def _damaged(path: Path) -> UsageError:
+    return UsageError(f"{str(path)!r} is damaged; delete its folder to train anew")
 
 
 def _write(path: Path, record: dict[str, Any]) -> None:

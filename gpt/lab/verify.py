@@ -1,6 +1,6 @@
 """``compare.py verify``: the published findings, run again here, PASS or FAIL."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +12,8 @@ from gpt.lab.commandline import VerifyCommand
 from gpt.lab.cost import announce
 from gpt.lab.fairness import refuse_unfair
 from gpt.lab.folders import begin
+from gpt.lab.made import made
+from gpt.lab.outcomes import State
 from gpt.lab.progress import tell
 from gpt.lab.trials import Trial
 from gpt.lab.workers import run_trials
@@ -87,7 +89,9 @@ def main(command: VerifyCommand) -> int:
     results.sort(key=lambda result: NAMES.index(result.check.name))
     lines = summary(results)
     say("\n".join(["", *lines, ""]))
-    write(results, lines, out, f"Published findings, run again on {run_name(command)}")
+    title = f"Published findings, run again on {run_name(command)}"
+    states = states_of(every, bench)
+    write(results, lines, states, out, title, made("verify", command, corpus))
     return 0 if all(result.passed for result in results) else NOT_REPRODUCED
 
 
@@ -130,9 +134,32 @@ def summary(results: Sequence[Result]) -> list[str]:
     ]
 
 
-def write(results: Sequence[Result], lines: Sequence[str], out: Path, title: str) -> None:
+States = dict[str, dict[tuple[float, int], list[State]]]
+
+
+def states_of(trials: Sequence[Trial], bench: Bench) -> States:
+    """Arm -> (learning rate, blocks) -> how the runs ended that were made to find where it fails."""
+    found: States = {}
+    for trial in trials:
+        arm, _, where = trial.arm.partition("-L")
+        if where:
+            cell = (trial.config.training.learning_rate, trial.config.model.n_layers)
+            ends = found.setdefault(arm, {}).setdefault(cell, [])
+            ends.append(bench.outcomes[trial.name].state)
+    return found
+
+
+def write(
+    results: Sequence[Result],
+    lines: Sequence[str],
+    states: States,
+    out: Path,
+    title: str,
+    how: Mapping[str, str],
+) -> None:
     """``out/report.html``."""
-    from gpt.lab.report import Section, Table, write_report
+    from gpt.lab.figures import phase_map
+    from gpt.lab.report import Figure, Section, Table, write_report
 
     header = ("", "result", "claim", "source", "wanted", "seen")
     rows = [
@@ -140,5 +167,7 @@ def write(results: Sequence[Result], lines: Sequence[str], out: Path, title: str
          r.check.wanted, r.seen)
         for r in results
     ]  # fmt: skip
-    sections = [Section("What was found", lines, tables=[Table(header, rows)])]
-    say("report: " + str(write_report(out, title, sections)))
+    caption = "How the runs of R8, R9 and R14 ended. A plateau is the unigram cross-entropy."
+    figures = [Figure("phase_map", caption, phase_map(states))] if states else []
+    sections = [Section("What was found", lines, figures, [Table(header, rows)])]
+    say("report: " + str(write_report(out, title, sections, made=how)))

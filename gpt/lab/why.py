@@ -17,6 +17,7 @@ from gpt.lab.commandline import WhyCommand
 from gpt.lab.cost import announce
 from gpt.lab.fairness import refuse_unfair
 from gpt.lab.folders import begin
+from gpt.lab.made import made
 from gpt.lab.outcomes import Outcome
 from gpt.lab.trials import Trial
 from gpt.lab.workers import run_trials
@@ -68,7 +69,8 @@ def main(command: WhyCommand) -> int:
         say("\n".join([arm, *lines, ""]))
     told = [line for arm, of in curves.items() for line in reading(arm, of)]
     say("\n".join([*told, ""]))
-    write(curves, tables, told, outcomes, out, f"Why: the first updates on {run_name(command)}")
+    title = f"Why: the first updates on {run_name(command)}"
+    write(curves, tables, told, outcomes, out, title, made("why", command, corpus))
     say("curves: " + shell_line("-m", "tensorboard.main", "--logdir", out))
     return 0
 
@@ -149,11 +151,12 @@ def write(
     outcomes: Sequence[Outcome],
     out: Path,
     title: str,
+    how: Mapping[str, str],
 ) -> None:
     """``out/report.html``, and what TensorBoard shows beside the runs."""
     from gpt.lab.board import write_board
     from gpt.lab.figures import Drawn, against_step, branch_over_skip, gradient_heat, spread
-    from gpt.lab.report import Section, write_report
+    from gpt.lab.report import Figure, Section, write_report
 
     arms = list(curves)
 
@@ -177,9 +180,9 @@ def write(
         ("moved", "rms change of the predicted log-probabilities since step 0.",
          against_step, (seeds("probe/dF"), *words)),
     ]  # fmt: skip
-    svg = [(caption, figure(*data)) for _, caption, figure, data in drawn]
+    svg = [Figure(name, caption, figure(*data)) for name, caption, figure, data in drawn]
     png = {name: figure.png(*data) for name, _, figure, data in drawn}
     sections = [Section("What happened", told, svg)]
     sections += [Section(arm, lines) for arm, lines in tables.items()]
-    say("report: " + str(write_report(out, title, sections)))
+    say("report: " + str(write_report(out, title, sections, made=how)))
     write_board(out, arms, outcomes, told, png, [])

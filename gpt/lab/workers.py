@@ -97,6 +97,23 @@ def _train(trial: Trial, corpus: Corpus, out: Path, stop: Any = lambda: 0) -> Ou
             return run_trial(trial, corpus, folder, stop)
 
 
+FROM_TERMINALS = [getattr(signal, n) for n in ("SIGINT", "SIGHUP") if hasattr(signal, n)]
+"""A terminal sends these to all processes; the parent decides what they mean."""
+
+
+@contextlib.contextmanager
+def _held_back() -> Iterator[None]:
+    """A process that begins inside gets no signal of a terminal until it asks for them."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, FROM_TERMINALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 class _Worker:
     """A process, what it trains now, and the pipe to it."""
 
@@ -104,7 +121,8 @@ class _Worker:
         context = multiprocessing.get_context("spawn")
         self.pipe, theirs = context.Pipe()
         self.process = context.Process(target=_work, args=(theirs, corpus, out), daemon=True)
-        self.process.start()
+        with _held_back():
+            self.process.start()
         theirs.close()
         self.trial: Trial | None = None
 
@@ -187,10 +205,10 @@ def _outcome_of(worker: _Worker) -> Outcome:
 def _work(pipe: Connection, corpus: Corpus, out: Path) -> None:
     """What a worker does: trials from the pipe, outcomes into it, until the parent is gone."""
     os.environ["OMP_NUM_THREADS"] = "1"
-    # A terminal sends Ctrl-C to all of them, and the parent decides.
-    for name in ("SIGINT", "SIGHUP"):
-        if hasattr(signal, name):
-            signal.signal(getattr(signal, name), signal.SIG_IGN)
+    for number in FROM_TERMINALS:
+        signal.signal(number, signal.SIG_IGN)
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, FROM_TERMINALS)
     parent = multiprocessing.parent_process()
     assert parent
     keeps = threading.Event()

@@ -10,12 +10,13 @@ depth.py     what a model is along its depth: gradients by block and by depth, t
 from gpt.lab.figures.depth import gradient_by_block, gradient_by_depth, stream_growth
 from gpt.lab.figures.drawing import Drawn
 from gpt.lab.figures.ends import loss_against_rate, loss_bands, phase_map
-from gpt.lab.figures.looks import Curve, Seeds, colours
+from gpt.lab.figures.looks import Curve, Ended, Seeds, colours
 from gpt.lab.figures.steps import against_step, branch_over_skip, gradient_heat, spread
 
 __all__ = [
     "Curve",
     "Drawn",
+    "Ended",
     "Seeds",
     "against_step",
     "branch_over_skip",

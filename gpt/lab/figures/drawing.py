@@ -51,7 +51,7 @@ class Drawn(Generic[P]):
         update_wrapper(self, make)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> str:
-        """The figure as one ``<svg>`` element, to stand alone or inside a page."""
+        """The figure as one ``<svg>`` element, to stand inside a page."""
         with _matplotlib():
             figure = self._make(*args, **kwargs)
             return _element(_saved(figure, "svg").decode("utf-8"), figure.get_suptitle())
@@ -151,6 +151,13 @@ def log_axis(axes: "Axes", which: str, values: Iterable[float]) -> None:
     axis.set_major_locator(LogLocator(subs=subs))
     axis.set_major_formatter(FuncFormatter(lambda value, _: plain(value)))
     axis.set_minor_locator(NullLocator())
+
+
+def standalone(svg: str) -> str:
+    """A figure as a file of its own: on paper of its own, so that any page behind it will do."""
+    end = svg.index(">", svg.index("<svg")) + 1
+    paper = f'\n <rect width="100%" height="100%" fill="{PAPER}"/>'
+    return f'<?xml version="1.0" encoding="UTF-8"?>\n{svg[:end]}{paper}{svg[end:]}'
 
 
 @contextmanager

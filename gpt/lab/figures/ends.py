@@ -19,7 +19,7 @@ from gpt.lab.figures.drawing import (
     panels,
     plain,
 )
-from gpt.lab.figures.looks import FAINT, INK, Curve, Seeds, labels, looks_of
+from gpt.lab.figures.looks import FAINT, INK, Curve, Ended, labels, looks_of
 from gpt.lab.outcomes import State
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ STATES: dict[State, tuple[str, str]] = {
 
 @Drawn
 def loss_bands(
-    curves: Seeds,
+    runs: Ended,
     unigram: float | None = None,
     bigram: float | None = None,
     *,
@@ -44,37 +44,42 @@ def loss_bands(
 ) -> "Figure":
     """The mean over an arm's seeds, the band from its lowest to its highest seed, and each seed.
 
-    A seed failed whose curve has a number that is not finite or ends before the figure's longest:
-    it is drawn up to there and marked, counted in the legend, and left out of mean and band.
+    Mean and band are of the runs that did not fail. Those that failed are drawn up to their first
+    number that is not finite, marked, and counted in the legend. Where all of an arm's runs failed,
+    mean and band are of these, but for runs that stopped before the figure's last step.
     ``unigram``, ``bigram``: cross-entropies of the validation text, drawn dashed.
     """
     figure, (axes,) = canvas(title)
-    looks = looks_of([*arms, *curves])
-    handles, names, anywhere_failed = [], [], False
-    last = max((step for runs in curves.values() for run in runs for step, _ in run), default=0)
-    for arm, runs in curves.items():
+    looks = looks_of([*arms, *runs])
+    handles, names, marks = [], [], []
+    last = max((step for of in runs.values() for curve, _ in of for step, _ in curve), default=0)
+    for arm, of_arm in runs.items():
         look = looks[arm]
-        ended = []
-        for run in runs:
-            good = _until_failure(run)
+        kept: dict[bool, list[Curve]] = {False: [], True: []}
+        for curve, failed in of_arm:
+            good = _until_failure(curve)
             axes.plot(*_columns(good), color=look.colour, linewidth=0.6, alpha=0.55)
-            if good and good[-1][0] == last:
-                ended.append(run)
-            elif good:
-                axes.plot(*good[-1], "x", color=look.colour, markersize=8, markeredgewidth=2)
-        steps, columns = _common(ended)
+            if failed and good:
+                marks.append((good[-1], look.colour))
+            if not failed or (good and good[-1][0] == last):
+                kept[failed].append(good)
+        steps, columns = _common(kept[False] or kept[True])
         means = [statistics.fmean(column) for column in columns]
         axes.fill_between(
             steps, [min(c) for c in columns], [max(c) for c in columns],
             color=look.colour, alpha=0.18, linewidth=0,
         )  # fmt: skip
         handles += axes.plot(steps, means, **look.line())
-        names.append(f"{look.label} ({_ended(len(ended), len(runs))})")
-        anywhere_failed |= len(ended) < len(runs)
+        names.append(f"{look.label} ({_count([failed for _, failed in of_arm])})")
     parts = ["line: mean of the seeds", "band: lowest to highest seed", "thin: each seed"]
-    explain(axes, parts + ["✕: failed, in no mean"] * anywhere_failed)
+    explain(axes, parts + ["✕: failed; in a mean only where all did"] * bool(marks))
     _yardsticks(axes, unigram, bigram)
+    curves = [curve for of_arm in runs.values() for curve, _ in of_arm if curve]
     _frame_without_explosions(axes, curves, unigram, bigram)
+    top = axes.get_ylim()[1]
+    for (step, loss), colour in marks:  # on the upper edge where the loss is above it
+        at = (step, min(loss, top))
+        axes.plot(*at, "x", color=colour, markersize=8, markeredgewidth=2, clip_on=False)
     axes.set(xlabel="updates", ylabel="validation loss (nats per character)")
     legend(figure, handles, names)
     return figure
@@ -182,9 +187,13 @@ def _field(axes: "Axes", x: int, y: int, ends: Sequence[State]) -> None:
         axes.text(at, y - 0.14, number, ha="center", va="top", fontsize=7)
 
 
-def _ended(n: int, of: int) -> str:
+def _count(failed: Sequence[bool]) -> str:
+    """Of an arm's runs: how many of how many are in the mean, and how many failed."""
+    n, of = sum(failed), len(failed)
+    if n and n == of:
+        return f"{n} of {of} failed"
     seeds = f"{of} seed" + "s" * (of != 1)
-    return seeds if n == of else f"{n} of {seeds}, {of - n} failed"
+    return f"{of - n} of {seeds}, {n} failed" if n else seeds
 
 
 def _until_failure(run: Curve) -> list[tuple[int, float]]:
@@ -208,10 +217,9 @@ def _columns(run: Curve) -> tuple[list[int], list[float]]:
 
 
 def _frame_without_explosions(
-    axes: "Axes", curves: Seeds, unigram: float | None, bigram: float | None
+    axes: "Axes", runs: Sequence[Curve], unigram: float | None, bigram: float | None
 ) -> None:
     """The frame ends a little above all first losses; what is above it is said in words."""
-    runs = [run for of_arm in curves.values() for run in of_arm if run]
     values = [v for run in runs for _, v in run if math.isfinite(v)]
     if not values:
         nothing(axes)

@@ -11,6 +11,8 @@ Curve = Sequence[tuple[int, float]]
 """Points (step, value); a step is an optimiser update."""
 Seeds = Mapping[str, Sequence[Curve]]
 """Arm -> one curve a seed."""
+Ended = Mapping[str, Sequence[tuple[Curve, bool]]]
+"""Arm -> one curve a seed, and whether the run failed (``Outcome.failed``)."""
 
 INK, FAINT, PAPER = "#1b1f24", "#7a828b", "#ffffff"
 """Text and axes, what is in the background, and what is behind everything."""

@@ -138,7 +138,7 @@ def test_a_run_that_failed_with_a_loss_is_in_no_band_but_one_of_failures(
 ):
     write_curves(tmp_path / "post-s9", losses)
     write_curves(tmp_path / "bad-s9", losses)
-    write_curves(tmp_path / "bad-s8", (4.0, math.nan))
+    write_curves(tmp_path / "bad-s8", (4.0, 3.5))  # it stopped there
     more = [outcome(arm, 9, losses, state=state) for arm in ("post", "bad")]
     more.append(outcome("bad", 8, (4.0,), state="diverged", final=None))
     write(tmp_path, outcomes + more, arms=["post", "pre <x>", "bad"])

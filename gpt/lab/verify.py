@@ -138,7 +138,7 @@ States = dict[str, dict[tuple[float, int], list[State]]]
 
 
 def states_of(trials: Sequence[Trial], bench: Bench) -> States:
-    """Arm -> (learning rate, blocks) -> how the runs ended that were made to find where it fails."""
+    """How the runs ended that look for where an arm fails: by arm, then learning rate and depth."""
     found: States = {}
     for trial in trials:
         arm, _, where = trial.arm.partition("-L")

@@ -71,8 +71,8 @@ def loss_bands(
         )  # fmt: skip
         handles += axes.plot(steps, means, **look.line())
         names.append(f"{look.label} ({_count([failed for _, failed in of_arm])})")
-    parts = ["line: mean of the seeds", "band: lowest to highest seed", "thin: each seed"]
-    explain(axes, parts + ["✕: failed; in a mean only where all did"] * bool(marks))
+    parts = ["line: mean", "band: lowest to highest", "thin: each seed"]
+    explain(axes, parts + ["✕: failed; averaged only if all did"] * bool(marks))
     _yardsticks(axes, unigram, bigram)
     curves = [curve for of_arm in runs.values() for curve, _ in of_arm if curve]
     _frame_without_explosions(axes, curves, unigram, bigram)

@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn, TextIO
@@ -83,10 +83,40 @@ def hear_interrupts() -> None:
         signal.signal(signal.SIGINT, _interrupt)
 
 
+@contextlib.contextmanager
+def hearing_terminations() -> Iterator[None]:
+    """Inside, SIGTERM and SIGHUP are what Ctrl-C is: a KeyboardInterrupt, of the signal's number.
+
+    Those that are ignored (nohup) stay so.
+    """
+    before = {}
+    for name in ("SIGTERM", "SIGHUP"):
+        number = getattr(signal, name, None)  # Windows has not all of them
+        if number is not None and signal.getsignal(number) is not signal.SIG_IGN:
+            before[number] = signal.signal(number, _interrupt)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+_discarded: dict[TextIO, BaseException | None] = {}
+
+
 def discard(stream: TextIO) -> None:
-    """Let what is written to the stream, and what is still in its buffer, go nowhere."""
+    """Let what is written to the stream, and what is still in its buffer, go nowhere.
+
+    For one that cannot be written: ``lost`` tells by which error, the one that is handled now.
+    """
+    _discarded[stream] = sys.exc_info()[1]
     with open(os.devnull, "wb") as null:
         os.dup2(null.fileno(), stream.fileno())
+
+
+def lost(stream: TextIO) -> BaseException | None:
+    """Why the stream was discarded; None where everything written to it arrived."""
+    return _discarded.get(stream)
 
 
 def _others_run(looks: int = 3) -> bool:
@@ -104,7 +134,7 @@ def _others_run(looks: int = 3) -> bool:
 
 def _interrupt(number: int, _frame: FrameType | None) -> None:
     signal.signal(number, signal.SIG_DFL)  # the answer to the first must not meet a second
-    raise KeyboardInterrupt
+    raise KeyboardInterrupt(number)
 
 
 def _open_streams() -> None:

@@ -56,6 +56,15 @@ def refuse_used(folder: Path) -> None:
         )
 
 
+def refuse_link(folder: Path) -> None:
+    """Raise UsageError for a link: what is written into it would change another folder."""
+    if folder.is_symlink():
+        raise UsageError(
+            f"{str(folder)!r} is a link, and links are not written through; delete the link, or "
+            "choose another --out"
+        )
+
+
 def given_folder(folder: Path) -> Path:
     """The folder of a new run, made where it is not there. Raises as ``refuse_used`` does."""
     refuse_used(folder)

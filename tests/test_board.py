@@ -19,7 +19,7 @@ from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 from tensorboard.util.tensor_util import make_ndarray
 
 from gpt.config import RunConfig
-from gpt.errors import DiskError
+from gpt.errors import DiskError, UsageError
 from gpt.lab.board import hashes, write_board
 from gpt.lab.figures import loss_bands
 from gpt.lab.outcomes import Outcome
@@ -177,8 +177,20 @@ def test_categories_are_there_when_they_have_data(outcomes, tmp_path):
         "4 Sweep": ["sweep/.*/median$", "sweep/.*/failed$"],
     }
     points = scalars(board)
-    assert points["sweep/post/median"] == [(3000, pytest.approx(2.7))]
-    assert points["sweep/post/failed"] == [(3000, 0), (10000, 1)]
+    assert points["sweep/post/median"] == [(0, pytest.approx(2.7))]
+    assert points["sweep/post/failed"] == [(0, 0), (1, 1)]
+
+
+def test_rates_have_steps_of_their_own_whatever_they_are(outcomes, tmp_path):
+    rates = {"post": {1e-3: [2.5], 1e30: [2.75]}, "pre": {1e-3: [2.0], 1.0000001e-3: [2.25]}}
+    write(tmp_path, outcomes, rates=rates)
+    board = read(tmp_path / "_aggregate")
+    points = scalars(board)
+    assert points["sweep/post/median"] == [(0, 2.5), (2, 2.75)]
+    assert points["sweep/pre/median"] == [(0, 2.0), (1, 2.25)]
+    assert text(board, "rates").split() == [
+        "step", "0:", "1e-3", "step", "1:", "1.0000001e-3", "step", "2:", "1e30",
+    ]  # fmt: skip
 
 
 def test_texts_are_shown_as_they_are_and_figures_are_images(outcomes, tmp_path):
@@ -262,6 +274,45 @@ def test_a_planted_link_is_not_followed(outcomes, tmp_path):
     write(tmp_path, outcomes)
     assert precious.read_text(encoding="utf-8") == "mine"
     assert scalars(read(tmp_path / "_aggregate"))["agg/post/val/lo"][0] == (0, 4.0)
+
+
+@pytest.mark.parametrize("name", ["_aggregate", "post-s8"])
+def test_a_folder_that_is_a_link_is_refused_and_what_it_leads_to_stays(outcomes, tmp_path, name):
+    other = tmp_path / "other"
+    write_curves(other, (4.5, 3.0, 2.75))
+    shutil.rmtree(tmp_path / name, ignore_errors=True)
+    (tmp_path / name).symlink_to(other)
+    before = {path: path.read_bytes() for path in other.iterdir()}
+    with pytest.raises(UsageError, match=rf"{name}' is a link.* delete the link"):
+        write(tmp_path, outcomes)
+    assert before == {path: path.read_bytes() for path in other.iterdir()}
+
+
+def test_event_files_of_others_beside_its_own_are_left_alone(outcomes, tmp_path):
+    write_curves(tmp_path / "_aggregate", (4.5, 3.0, 2.75))
+    (theirs,) = (tmp_path / "_aggregate").glob("events.*")
+    before = theirs.read_bytes()
+    for _ in range(3):
+        write(tmp_path, outcomes)
+    assert theirs.read_bytes() == before
+
+
+DAMAGES = {
+    "missing": lambda path: path.unlink(),
+    "empty": lambda path: path.write_bytes(b""),
+    "another curve": lambda path: path.write_bytes(b'{"step": 0, "lr": 1.0}\n'),
+    "no line": lambda path: path.write_bytes(b"?\n" + path.read_bytes()),
+    "long step": lambda path: path.write_bytes(
+        path.read_bytes() + b'{"step": %d, "loss/val": 2.5}\n' % 2**63
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_finished_run_without_its_curves_is_named_with_the_remedy(outcomes, tmp_path, damage):
+    DAMAGES[damage](tmp_path / "post-s8" / "metrics.jsonl")
+    with pytest.raises(UsageError, match=r"post-s8' is of a finished run.* delete that folder"):
+        write(tmp_path, outcomes)
 
 
 def test_without_settings_no_run_is_touched(outcomes, tmp_path):

@@ -1,7 +1,11 @@
 """Arms, their folder, the commands run and demo: what is asked for, said, written and refused."""
 
+import importlib.util
+import io
 import json
 import os
+import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,13 +13,13 @@ import pytest
 from gpt.config import RunConfig
 from gpt.corpus import read_text
 from gpt.errors import UsageError
-from gpt.exits import exit_code
+from gpt.exits import exit_code, lost
 from gpt.lab import cost, demo, folders, run
 from gpt.lab.arms import Arm, parse_arms
 from gpt.lab.commandline import parse_compare
 from gpt.lab.folders import farewell, lab_folder, without_out
 from gpt.lab.outcomes import Outcome
-from gpt.lab.progress import duration
+from gpt.lab.progress import duration, say
 from gpt.lab.trials import Stopped, Trial
 from gpt.training.curves import read_metrics
 
@@ -105,6 +109,79 @@ def test_the_command_that_goes_on_names_the_folder_once(capsys):
     assert farewell(Stopped(15, Path("a b")), Path("compare.py"), words) == 143
     line = capsys.readouterr().out.splitlines()[-1]
     assert line.endswith("compare.py demo 'my text.txt' --steps 3 --out 'a b'")
+
+
+@pytest.fixture
+def script(monkeypatch):
+    """compare.py from its words to its exit code, in this process."""
+    path = Path(__file__).parents[1] / "compare.py"
+    spec = importlib.util.spec_from_file_location("compare", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+
+    def call(*words: object) -> int:
+        monkeypatch.setattr(sys, "argv", ["compare.py", *map(str, words), "--workers", "1"])
+        return exit_code(module.main)
+
+    return call
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
+@pytest.mark.parametrize("when", ["announce", "write"])
+def test_a_signal_while_nothing_trains_says_how_to_go_on(
+    script, text, tmp_path, capsys, monkeypatch, name, when
+):
+    number = getattr(signal, name)
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL), signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(run, when, lambda *_: signal.raise_signal(number))
+    words = ["run", text, *FLAGS, "--seeds", 1, "--out", tmp_path / "o"]
+    assert script(*words) == 128 + number
+    said = capsys.readouterr().out.splitlines()[-2:]
+    assert said[0] == f"stopped; what was finished is kept in {tmp_path / 'o'}"
+    assert said[1].startswith("go on: ")
+    assert said[1].endswith(f"--workers 1 --out {tmp_path / 'o'}")
+    assert signal.getsignal(signal.SIGTERM) == before[1]
+    assert signal.signal(signal.SIGHUP, before[0]) == signal.SIG_DFL
+
+
+@pytest.mark.parametrize("buffering", [0, -1])  # PYTHONUNBUFFERED, and without
+def test_the_first_line_that_could_not_be_printed_is_known_to_be_lost(monkeypatch, buffering):
+    file = open("/dev/full", "wb", buffering)  # noqa: SIM115 - closed by full
+    with io.TextIOWrapper(file, encoding="utf-8", write_through=not buffering) as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        say("found")
+        assert "No space left" in str(lost(full))
+
+
+def test_a_statement_that_could_not_be_printed_is_pointed_to(
+    script, text, tmp_path, capsys, monkeypatch
+):
+    words = ["run", text, *FLAGS, "--seeds", 1, "--out", tmp_path / "o"]
+    page = tmp_path / "o" / "report.html"
+    with open("/dev/full", "w", encoding="utf-8") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        assert script(*words) == 6
+    (error,) = [line for line in capsys.readouterr().err.splitlines() if "error:" in line]
+    assert "(No space left on device), and what was found is lost there" in error
+    assert error.endswith(f"read it in {page}")
+    assert "verdict" in page.read_text(encoding="utf-8")
+    theirs, ours = os.pipe()
+    os.close(theirs)
+    with open(ours, "w", encoding="utf-8") as gone:
+        monkeypatch.setattr(sys, "stdout", gone)
+        assert script(*words) == 141
+    assert f"read it in {page}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["_aggregate", "figures"])
+def test_a_link_where_the_comparison_writes_is_refused_before_anything_trains(
+    text, tmp_path, capsys, name
+):
+    out = lab_folder(str(tmp_path / "o"), "demo")
+    (out / name).symlink_to(tmp_path)
+    assert compare("run", text, *FLAGS, "--seeds", 1, "--out", out) == 2
+    assert f"{name}' is a link" in capsys.readouterr().err
+    assert {path.name for path in out.iterdir()} == {"comparison.json", name}
 
 
 # Cost

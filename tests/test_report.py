@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from gpt.errors import DiskError
+from gpt.errors import DiskError, UsageError
 from gpt.lab.figures import loss_bands, phase_map, stream_growth
 from gpt.lab.figures.drawing import standalone
 from gpt.lab.figures.looks import INK
@@ -73,6 +73,15 @@ def sections(name: str = "post") -> list[Section]:
 
 
 MADE = {"command": "compare.py demo", "code": "0a1b", "data": "2c3d"}
+
+
+def test_figures_are_not_written_through_a_link(tmp_path):
+    other = tmp_path / "other"
+    other.mkdir()
+    (tmp_path / "figures").symlink_to(other)
+    with pytest.raises(UsageError, match="figures' is a link"):
+        write_report(tmp_path, "t", sections())
+    assert not list(other.iterdir())
 
 
 def test_the_page_holds_statement_tables_figures_and_how_it_was_made(tmp_path):

@@ -54,6 +54,16 @@ def test_a_grid_grows_by_the_distance_of_its_last_two_rates():
     assert extended((0.004,), "high") == (0.004, 0.008)
 
 
+def test_a_new_rate_lies_beyond_rates_that_are_near():
+    near = (0.0010010, 0.0010014)
+    assert extended(near, "high") == (*near, 0.0010018)
+    assert extended(near, "low") == (0.0010006, *near)
+    for side, edge in (("low", 0), ("high", -1)):
+        rates = extended(extended((0.0010044, 0.0010045), side), side)
+        assert rates == tuple(sorted(set(rates)))
+        assert rates[edge] == pytest.approx((0.0010042, 0.0010047)[edge], abs=2e-8)
+
+
 def test_names_of_rates_keep_every_digit_and_fit_in_a_folder_name():
     assert rate_name(0.032) == "3.2e-2"
     assert rate_name(3e-3) == "3e-3"

@@ -73,7 +73,7 @@ def curves(folder: Path, first: float, last: float, branches: float, norm: float
     later = {"probe/grad_W_out_00": 1 / first, "probe/grad_W_out_05": 1 / last}
     lines = [line_of(0, start), line_of(1, {"grad_norm/total": 4.0})]
     lines.append(line_of(20, later | {"probe/branch_over_skip": branches}))
-    lines.append(line_of(90, {"grad_norm/total": norm}))
+    lines.append(line_of(90, {"grad_norm/total": norm, "loss/val": 3.34}))
     (folder / "metrics.jsonl").write_text("".join(lines), encoding="utf-8")
 
 

@@ -67,6 +67,30 @@ def test_outcomes_come_from_the_folders_when_they_are_there(base, out, monkeypat
     assert again[:3] == first
 
 
+@pytest.mark.parametrize(
+    "written", [None, b"", b'{"step": 9223372036854775808, "loss/val": 2.5}\n']
+)
+def test_a_finished_trial_without_its_curves_is_refused_with_the_remedy(base, out, written):
+    corpus = read_text(base)
+    list(run_trials(trials_of(base)[:1], corpus, out, workers=1))
+    path = out / "pre-s5" / "metrics.jsonl"
+    path.unlink()
+    if written is not None:
+        path.write_bytes(written)
+    with pytest.raises(UsageError, match=r"pre-s5' is of a finished run.* delete that folder"):
+        next(run_trials(trials_of(base)[:2], corpus, out, workers=1))
+
+
+def test_a_trial_is_not_written_through_a_link(base, out, tmp_path):
+    other = tmp_path / "other"
+    other.mkdir()
+    (out / "post-s5").symlink_to(other)
+    with pytest.raises(UsageError, match="post-s5' is a link"):
+        next(run_trials(trials_of(base)[:2], read_text(base), out, workers=1))
+    assert not list(other.iterdir())
+    assert not (out / "pre-s5").exists()
+
+
 def test_two_trials_of_one_name_are_refused(base, out):
     with pytest.raises(UsageError, match="two trials are called 'pre-s5'"):
         list(run_trials([trials_of(base)[0]] * 2, read_text(base), out, workers=1))

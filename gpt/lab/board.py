@@ -4,7 +4,8 @@ TensorBoard does not average runs, so their means and ranges are curves of ``_ag
 
     agg/ARM/val/mean, lo, hi      over the arm's seeds that did not fail (all, where all failed), at
                                   the steps that all arms have
-    sweep/ARM/median, failed      of the final losses; the step is the learning rate in millionths
+    sweep/ARM/median, failed      of the final losses; the step is the place of the learning rate
+                                  among all, from 0 for the lowest; the text ``rates`` has them
 
 Its layout puts all arms' bands on one chart of the tab Custom Scalars. Everything can be written
 again and is there once: a new file declares the older ones void before they go.
@@ -22,17 +23,20 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from torch.utils.tensorboard.summary import hparams
 
 from gpt.config import RunConfig
+from gpt.lab.curves import curves_of
+from gpt.lab.folders import AGGREGATE
+from gpt.lab.grid import rate_name
 from gpt.lab.layout import layout
 from gpt.lab.outcomes import Outcome
+from gpt.runfolder import refuse_link
 from gpt.text.printable import printable
 from gpt.training.atomic import disk_errors, make_folder, write_atomically
 from gpt.training.board import Board
-from gpt.training.curves import read_metrics
 
-AGGREGATE = "_aggregate"
+BESIDE = ".aggregate"
+"""Ends the names of the files of ``_aggregate``: others that are in that folder are left alone."""
 HPARAMS = ".hparams"
 """Ends the name of the file that is added to a run's folder, after a digest of what it holds."""
-MILLIONTHS = 1_000_000
 
 Curves = Mapping[str, Sequence[tuple[int, float]]]
 Rates = Mapping[str, Mapping[float, Sequence[float | None]]]
@@ -54,14 +58,17 @@ def write_board(
 
     ``arms``: whose bands are drawn. ``figures``: name -> PNG. ``differences``: lines that say in
     which settings the arms differ. ``configs``: of the arms, for hyperparameters.
-    Raises DiskError, and UsageError for a run whose curves cannot be read.
+    Raises DiskError, and UsageError for a run whose curves cannot be read and a folder that is a
+    link.
     """
-    curves = {outcome.name: read_metrics(out / outcome.name) for outcome in outcomes}
+    for name in (AGGREGATE, *(outcome.name for outcome in outcomes)):
+        refuse_link(out / name)
+    curves = {outcome.name: curves_of(out, outcome) for outcome in outcomes}
     bands = _bands(arms, outcomes, curves)
     folder = out / AGGREGATE
     make_folder(folder)
     with disk_errors(folder, 0):
-        board = Board(folder, first_step=0)
+        board = Board(folder, first_step=0, kind=BESIDE)
         try:
             points = [*_by_step(bands), *_sweep(rates)]
             tags = {tag for of_run in curves.values() for tag in of_run}
@@ -71,7 +78,12 @@ def write_board(
                 board.scalars(values, step)
             for name, png in figures.items():
                 board.image(f"figures/{name}", png, 0)
-            texts = {"statement": statement, "differences": differences, "hashes": hashes(outcomes)}
+            texts = {
+                "statement": statement,
+                "differences": differences,
+                "hashes": hashes(outcomes),
+                "rates": [f"step {i}: {rate_name(rate)}" for i, rate in enumerate(_grid(rates))],
+            }
             for name, lines in texts.items():
                 if lines:  # indented by four, it is code: no markup in it is obeyed
                     board.text(name, "\n".join("    " + printable(line) for line in lines), 0)
@@ -80,7 +92,7 @@ def write_board(
                 board.summary(_experiment([_settings(o, configs[o.arm]) for o in known]), 0)
         finally:
             board.close()
-        _void(board, "")
+        _void(board, BESIDE)
     for outcome in known:
         _write_hparams(out / outcome.name, outcome, configs[outcome.arm])
 
@@ -156,13 +168,18 @@ def _by_step(bands: Bands) -> list[tuple[int, dict[str, float]]]:
     return sorted(points.items())
 
 
+def _grid(rates: Rates) -> list[float]:
+    return sorted({rate for by_rate in rates.values() for rate in by_rate})
+
+
 def _sweep(rates: Rates) -> list[tuple[int, dict[str, float]]]:
     points: dict[int, dict[str, float]] = {}
+    grid = _grid(rates)
     for arm, by_rate in rates.items():
         for rate, losses in by_rate.items():
             ended = [loss for loss in losses if loss is not None and math.isfinite(loss)]
             tag = f"sweep/{printable(arm, keep='')}"
-            here = points.setdefault(round(rate * MILLIONTHS), {})
+            here = points.setdefault(grid.index(rate), {})
             here[f"{tag}/failed"] = len(losses) - len(ended)
             if ended and len(ended) == len(losses):
                 here[f"{tag}/median"] = statistics.median(ended)

@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gpt.config import RunConfig
+from gpt.lab.curves import curves_of
 from gpt.lab.outcomes import Outcome
 from gpt.lab.trials import Trial
 from gpt.text.reading import Corpus
-from gpt.training.curves import read_metrics
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Bench:
 
     def curves(self, outcome: Outcome) -> dict[str, list[tuple[int, float]]]:
         """Tag -> points of one trial."""
-        return read_metrics(self.out / outcome.name)
+        return curves_of(self.out, outcome)
 
 
 @dataclass(frozen=True)

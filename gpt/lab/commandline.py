@@ -203,6 +203,9 @@ def usage() -> str:
             *lines,
             "",
             "all settings of one: compare.py SUBCOMMAND --help",
+            "",
+            "exit code 6, or 141 where its reader has gone: standard output could not be written;",
+            "what was found is in report.html in the folder",
         ]
     )
 

@@ -20,7 +20,7 @@ from gpt.lab.folders import begin
 from gpt.lab.grid import Side, extended, rate_name
 from gpt.lab.made import made
 from gpt.lab.outcomes import Outcome
-from gpt.lab.progress import tell
+from gpt.lab.progress import say, tell
 from gpt.lab.run import Experiment, train
 from gpt.lab.trials import Trial
 from gpt.lab.tuning import (
@@ -33,7 +33,7 @@ from gpt.lab.tuning import (
 )
 from gpt.lab.workers import run_trials
 from gpt.text.reading import Corpus
-from gpt.training.progress import say, warn
+from gpt.training.progress import warn
 
 FRESH = 10
 """The first fresh seed, after the first tuning seed; so there are at most that many of those."""
@@ -80,21 +80,22 @@ def main(command: DuelCommand) -> int:
     base = run_config(command)
     tuning, rates = _planned(command, base)
     config = tuning.arms[0].config(base, base.training.seed)
-    corpus, out = begin(command, config, "-".join(["duel", *(arm.name for arm in tuning.arms)]))
-    tune_both(tuning, rates, corpus, out, command.workers)
-    say("\n".join([*account(tuning), ""]))
-    final = _final(command, base, tuning)
-    outcomes: list[Outcome] = []
-    found: list[str] = []
-    if final:
-        announce(final.trials, corpus, out, command.workers)
-        outcomes = train(final, corpus, out, command.workers)
-        refuse_unfair(outcomes, strict=True)
-        found = stated(tuning, final, corpus, outcomes)
-        say("\n".join([*found, ""]))
-    write(tuning, final, corpus, out, outcomes, found, made("duel", command, corpus))
-    say("curves: " + shell_line("-m", "tensorboard.main", "--logdir", out))
-    return 0
+    prefix = "-".join(["duel", *(arm.name for arm in tuning.arms)])
+    with begin(command, config, prefix) as (corpus, out):
+        tune_both(tuning, rates, corpus, out, command.workers)
+        say("\n".join([*account(tuning), ""]))
+        final = _final(command, base, tuning)
+        outcomes: list[Outcome] = []
+        found: list[str] = []
+        if final:
+            announce(final.trials, corpus, out, command.workers)
+            outcomes = train(final, corpus, out, command.workers)
+            refuse_unfair(outcomes, strict=True)
+            found = stated(tuning, final, corpus, outcomes)
+            say("\n".join([*found, ""]))
+        write(tuning, final, corpus, out, outcomes, found, made("duel", command, corpus))
+        say("curves: " + shell_line("-m", "tensorboard.main", "--logdir", out))
+        return 0
 
 
 def _planned(command: DuelCommand, base: RunConfig) -> tuple[Tuning, tuple[float, ...]]:

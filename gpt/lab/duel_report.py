@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from gpt.lab.columns import columns
 from gpt.lab.grid import losses_of, mean_loss, rate_name
 from gpt.lab.outcomes import Outcome
+from gpt.lab.progress import say
 from gpt.lab.run import IN_NO_MEAN, Experiment, config_difference, loss_curves
 from gpt.lab.setting import ranges, setting_of
 from gpt.lab.statement import statement, wrapped
@@ -14,7 +15,6 @@ from gpt.lab.trials import source_digest
 from gpt.lab.tuning import Setting, Tuned, tune
 from gpt.lab.yardsticks import yardsticks
 from gpt.text.reading import Corpus
-from gpt.training.progress import say
 
 if TYPE_CHECKING:
     from gpt.lab.duel import Cells, Tuning

@@ -1,36 +1,70 @@
 """The folder of a comparison: one folder a trial, and what the commands make of them."""
 
+import contextlib
 import json
+import signal
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from gpt.commandline import run_name, shell_line
 from gpt.config import RunConfig
 from gpt.corpus import read_text
-from gpt.errors import UsageError
+from gpt.errors import DiskError, UsageError
+from gpt.exits import hearing_terminations, lost
 from gpt.lab.commandline import LabCommand
-from gpt.lab.progress import tell
+from gpt.lab.progress import say, tell
 from gpt.lab.trials import Stopped
-from gpt.runfolder import given_folder, new_folder, refuse_used
+from gpt.runfolder import given_folder, new_folder, refuse_link, refuse_used
 from gpt.text.reading import Corpus
 from gpt.training.atomic import write_atomically
-from gpt.training.progress import say
 
 MARK = "comparison.json"
 """The file that says that a folder is of a comparison; it has its first name."""
+AGGREGATE = "_aggregate"
+"""The folder of what TensorBoard shows beside the runs."""
+FIGURES = "figures"
+REPORT = "report.html"
 
 
-def begin(command: LabCommand, config: RunConfig, prefix: str) -> tuple[Corpus, Path]:
+@contextlib.contextmanager
+def begin(command: LabCommand, config: RunConfig, prefix: str) -> Iterator[tuple[Corpus, Path]]:
     """The text of the config, what is to be said of it told, and the folder of the command.
 
     An --out that holds something else is refused before the text is read, and an unusable text
-    before a folder is made. Raises UsageError and DiskError.
+    before a folder is made. Inside, SIGINT, SIGTERM and SIGHUP raise Stopped; at the end, a
+    standard output that could not be written is an error that names the report. Raises UsageError
+    and DiskError, and BrokenPipeError where the reader of standard output has gone.
     """
     if command.out:
         refuse_other_use(command.out)
     corpus = read_text(config)
     for line in corpus.notices:
         tell(line)
-    return corpus, lab_folder(command.out, f"{prefix}-{run_name(command)}")
+    out = lab_folder(command.out, f"{prefix}-{run_name(command)}")
+    for name in (AGGREGATE, FIGURES):
+        refuse_link(out / name)
+    try:
+        with hearing_terminations():
+            yield corpus, out
+    except KeyboardInterrupt as interrupt:
+        number = interrupt.args[0] if interrupt.args else signal.SIGINT
+        raise Stopped(number, out) from None
+    _refuse_lost_output(out)
+
+
+def _refuse_lost_output(out: Path) -> None:
+    error = lost(sys.stdout)
+    if not error:
+        return
+    told = (
+        f"standard output cannot be written ({getattr(error, 'strerror', error)}), and what was "
+        f"found is lost there; read it in {out / REPORT}"
+    )
+    if isinstance(error, BrokenPipeError):
+        tell(told)
+        raise error
+    raise DiskError(told) from error
 
 
 def lab_folder(out: str, name: str) -> Path:

@@ -31,7 +31,7 @@ def extended(rates: Sequence[float], side: Side) -> tuple[float, ...]:
     """The rising rates with one more at the side, as far away as the last two are apart."""
     end, before = (rates[0], rates[1:2]) if side == "low" else (rates[-1], rates[-2:-1])
     ratio = end / before[0] if before else (1 / FACTOR if side == "low" else FACTOR)
-    more = (_rounded(end * ratio),)
+    more = (_rounded(end * ratio, abs(end * ratio - end) / 10),)
     return (*more, *rates) if side == "low" else (*rates, *more)
 
 
@@ -202,5 +202,9 @@ def _losses(cells: Cells) -> dict[float, float]:
     return {rate: loss for rate, loss in means.items() if loss is not None}
 
 
-def _rounded(rate: float) -> float:
-    return float(f"{rate:.3g}")
+def _rounded(rate: float, most: float = math.inf) -> float:
+    """To three digits, or to as many as change it by no more than ``most``."""
+    digits = 3
+    while abs(float(f"{rate:.{digits}g}") - rate) > most:
+        digits += 1
+    return float(f"{rate:.{digits}g}")

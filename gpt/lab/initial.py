@@ -14,10 +14,9 @@ from gpt.lab.columns import columns
 from gpt.lab.commandline import InitCommand
 from gpt.lab.folders import begin
 from gpt.lab.made import made
-from gpt.lab.progress import duration, tell
+from gpt.lab.progress import duration, say, tell
 from gpt.lab.report import Figure, Section, Table, write_report
 from gpt.text.reading import Corpus
-from gpt.training.progress import say
 
 if TYPE_CHECKING:
     from gpt.lab.at_start import Start
@@ -67,13 +66,13 @@ def main(command: InitCommand) -> int:
         for depth in depths
     ]
     longest = max((cell.config for cell in cells), key=lambda config: config.model.context_length)
-    corpus, out = begin(command, longest, "init")
-    found = measure_all(cells, corpus, seeds, command.workers)
-    for init in dict.fromkeys(command.inits):
-        say("\n".join([f"init {init}", *summary(found, init), ""]))
-    title = f"Before training: {run_name(command)}"
-    write(found, out, title, made("init", command, corpus))
-    return 0
+    with begin(command, longest, "init") as (corpus, out):
+        found = measure_all(cells, corpus, seeds, command.workers)
+        for init in dict.fromkeys(command.inits):
+            say("\n".join([f"init {init}", *summary(found, init), ""]))
+        title = f"Before training: {run_name(command)}"
+        write(found, out, title, made("init", command, corpus))
+        return 0
 
 
 def measure_all(cells: Sequence[Cell], corpus: Corpus, seeds: Sequence[int], workers: int) -> Found:

@@ -30,8 +30,8 @@ SIGNAL = {
     "rms of the residual stream, block by block": r"stream_rms/block_\d+",
 }
 SWEEP = {
-    "Median of the final losses; step: learning rate in millionths": "sweep/.*/median",
-    "Seeds that failed; step: learning rate in millionths": "sweep/.*/failed",
+    "Median of the final losses; step: place of the learning rate (text: rates)": "sweep/.*/median",
+    "Seeds that failed; step: place of the learning rate (text: rates)": "sweep/.*/failed",
 }
 """Chart -> the tags it shows; TensorBoard matches them as regular expressions."""
 

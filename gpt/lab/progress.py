@@ -1,4 +1,4 @@
-"""What a comparison tells on stderr while it trains: how far it is, and how long it will take."""
+"""What a comparison says on stdout, and tells on stderr: how far it is, and how long it takes."""
 
 import contextlib
 import sys
@@ -6,8 +6,21 @@ import time
 
 from tqdm import tqdm
 
+from gpt.exits import discard
 from gpt.lab.outcomes import Outcome
 from gpt.text.printable import printable
+
+
+def say(text: str = "") -> None:
+    """Of what was found, a line on stdout, above a bar if there is one.
+
+    From the first that cannot be written they are dropped, and ``gpt.exits.lost`` knows.
+    """
+    try:
+        tqdm.write(printable(text), file=sys.stdout)
+        sys.stdout.flush()
+    except OSError:
+        discard(sys.stdout)
 
 
 def tell(text: str) -> None:

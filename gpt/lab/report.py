@@ -12,6 +12,8 @@ from pathlib import Path
 
 from gpt.lab.figures.drawing import standalone
 from gpt.lab.figures.looks import FAINT, INK, PAPER
+from gpt.lab.folders import FIGURES, REPORT
+from gpt.runfolder import refuse_link
 from gpt.text.printable import printable
 from gpt.training.atomic import make_folder, write_atomically
 
@@ -60,15 +62,16 @@ def write_report(
 
     Every file is there whole or not at all; one of that name is replaced, others stay. ``made``:
     how it was made, what -> value: the command, settings, digests of code and data. It stands at
-    the end. Raises DiskError.
+    the end. Raises DiskError, and UsageError where ``out/figures`` is a link.
     """
     figures = [figure for section in sections for figure in section.figures]
     assert len({figure.name for figure in figures}) == len(figures)
     if figures:
-        make_folder(out / "figures")
+        refuse_link(out / FIGURES)
+        make_folder(out / FIGURES)
     for figure in figures:
-        _write(out / "figures" / f"{figure.name}.svg", standalone(figure.svg))
-    path = out / "report.html"
+        _write(out / FIGURES / f"{figure.name}.svg", standalone(figure.svg))
+    path = out / REPORT
     _write(path, report(title, sections, made=made))
     return path
 

@@ -10,19 +10,19 @@ from gpt.config import RunConfig, changed
 from gpt.lab.arms import Arm, parse_arms
 from gpt.lab.commandline import LabCommand, RunCommand
 from gpt.lab.cost import announce
+from gpt.lab.curves import curves_of
 from gpt.lab.fairness import refuse_unequal_plans, refuse_unfair
 from gpt.lab.folders import begin
 from gpt.lab.made import made
 from gpt.lab.outcomes import Outcome
-from gpt.lab.progress import tell
+from gpt.lab.progress import say, tell
 from gpt.lab.setting import setting_of
 from gpt.lab.statement import statement, table
 from gpt.lab.trials import Stopped, Trial, source_digest
 from gpt.lab.workers import run_trials
 from gpt.lab.yardsticks import yardsticks
 from gpt.text.reading import Corpus
-from gpt.training.curves import read_metrics
-from gpt.training.progress import say, warn
+from gpt.training.progress import warn
 
 if TYPE_CHECKING:
     from gpt.lab.figures import Curve
@@ -95,18 +95,18 @@ def conduct(experiment: Experiment, command: LabCommand, name: str, prefix: str)
     ``name``: of the subcommand. ``prefix``: of the name of a new folder.
     """
     longest = max(experiment.configs.values(), key=lambda config: config.model.context_length)
-    corpus, out = begin(command, longest, prefix)
-    if announce(experiment.trials, corpus, out, command.workers) and experiment.cautions:
-        _caution(experiment)
-    outcomes = train(experiment, corpus, out, command.workers)
-    for line in refuse_unfair(outcomes):
-        warn(line)
-    lines = state(experiment, corpus, outcomes)
-    say("\n".join(lines))
-    say()
-    write(experiment, corpus, out, outcomes, lines, made(name, command, corpus))
-    say("curves: " + shell_line("-m", "tensorboard.main", "--logdir", out))
-    return 0
+    with begin(command, longest, prefix) as (corpus, out):
+        if announce(experiment.trials, corpus, out, command.workers) and experiment.cautions:
+            _caution(experiment)
+        outcomes = train(experiment, corpus, out, command.workers)
+        for line in refuse_unfair(outcomes):
+            warn(line)
+        lines = state(experiment, corpus, outcomes)
+        say("\n".join(lines))
+        say()
+        write(experiment, corpus, out, outcomes, lines, made(name, command, corpus))
+        say("curves: " + shell_line("-m", "tensorboard.main", "--logdir", out))
+        return 0
 
 
 def train(experiment: Experiment, corpus: Corpus, out: Path, workers: int) -> list[Outcome]:
@@ -136,9 +136,7 @@ def state(experiment: Experiment, corpus: Corpus, outcomes: list[Outcome]) -> li
 
 def loss_curves(out: Path, outcomes: Sequence[Outcome], arm: str) -> "list[tuple[Curve, bool]]":
     """Of the arm's runs, for ``loss_bands``: the curve of each, and whether it failed."""
-    return [
-        (read_metrics(out / o.name).get("loss/val", []), o.failed) for o in outcomes if o.arm == arm
-    ]
+    return [(curves_of(out, o).get("loss/val", []), o.failed) for o in outcomes if o.arm == arm]
 
 
 def write(

@@ -20,13 +20,13 @@ from gpt.lab.folders import begin
 from gpt.lab.grid import next_runs, rate_name
 from gpt.lab.made import made
 from gpt.lab.outcomes import Outcome
-from gpt.lab.progress import tell
+from gpt.lab.progress import say, tell
 from gpt.lab.sweep_report import legend, soon_of, table, write
 from gpt.lab.trials import Stopped, Trial
 from gpt.lab.tuning import checked_rates, checked_warmups, refuse_varied
 from gpt.lab.workers import run_trials
 from gpt.text.reading import Corpus
-from gpt.training.progress import say, warn
+from gpt.training.progress import warn
 
 
 @dataclass(frozen=True)
@@ -61,25 +61,25 @@ def main(command: SweepCommand) -> int:
     rows = rows_of(command, base, arms)
     rates = checked_rates(command.rates, base)
     seeds = range(base.training.seed, base.training.seed + command.seeds)
-    corpus, out = begin(command, rows[0].config, "sweep")
-    _introduce(rows, rates, seeds)
-    try:
-        train(rows, rates, seeds, corpus, out, command.workers)
-    except Stopped:
-        begun = [row for row in rows if set(row.of_seed(seeds[0])) == set(rates)]
-        if begun:
-            say("\n".join(table(begun, rates, seeds[0])))
-        raise
-    lines = [
-        *table(rows, rates, seeds[0], soon_of(rows, corpus, out)),
-        "",
-        *legend(rows, rates, seeds, corpus),
-    ]
-    say("\n".join(lines))
-    say()
-    write(rows, corpus, out, lines, made("sweep", command, corpus))
-    say("curves: " + shell_line("-m", "tensorboard.main", "--logdir", out))
-    return 0
+    with begin(command, rows[0].config, "sweep") as (corpus, out):
+        _introduce(rows, rates, seeds)
+        try:
+            train(rows, rates, seeds, corpus, out, command.workers)
+        except Stopped:
+            begun = [row for row in rows if set(row.of_seed(seeds[0])) == set(rates)]
+            if begun:
+                say("\n".join(table(begun, rates, seeds[0])))
+            raise
+        lines = [
+            *table(rows, rates, seeds[0], soon_of(rows, corpus, out)),
+            "",
+            *legend(rows, rates, seeds, corpus),
+        ]
+        say("\n".join(lines))
+        say()
+        write(rows, corpus, out, lines, made("sweep", command, corpus))
+        say("curves: " + shell_line("-m", "tensorboard.main", "--logdir", out))
+        return 0
 
 
 def rows_of(command: SweepCommand, base: RunConfig, arms: Sequence[Arm]) -> list[Row]:

@@ -8,15 +8,15 @@ from textwrap import wrap
 from typing import TYPE_CHECKING, get_args
 
 from gpt.lab.columns import columns
+from gpt.lab.curves import curves_of
 from gpt.lab.grid import best_rate, critical_rate, losses_of, rate_name, sensitivity, steps_to
 from gpt.lab.outcomes import State
+from gpt.lab.progress import say
 from gpt.lab.setting import ranges
 from gpt.lab.trials import source_digest
 from gpt.lab.yardsticks import yardsticks
 from gpt.text.reading import Corpus
-from gpt.training.curves import read_metrics
 from gpt.training.plan import characters_per_step
-from gpt.training.progress import say
 
 if TYPE_CHECKING:
     from gpt.lab.sweep import Row
@@ -98,9 +98,7 @@ def soon_of(rows: "Sequence[Row]", corpus: Corpus, out: Path) -> dict[str, str]:
     for row in rows:
         best = best_rate(row.cells)
         outcomes = row.cells[best.rate] if best else []
-        steps = [
-            steps_to(read_metrics(out / outcome.name)["loss/val"], bigram) for outcome in outcomes
-        ]
+        steps = [steps_to(curves_of(out, outcome)["loss/val"], bigram) for outcome in outcomes]
         middle = median_high([math.inf if step is None else step for step in steps] or [math.inf])
         words = "never" if math.isinf(middle) else f"{middle}"
         n = len(steps) - steps.count(None)

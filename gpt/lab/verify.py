@@ -14,10 +14,10 @@ from gpt.lab.fairness import refuse_unfair
 from gpt.lab.folders import begin
 from gpt.lab.made import made
 from gpt.lab.outcomes import State
-from gpt.lab.progress import tell
+from gpt.lab.progress import say, tell
 from gpt.lab.trials import Trial
 from gpt.lab.workers import run_trials
-from gpt.training.progress import say, warn
+from gpt.training.progress import warn
 
 NAMES = ("R1", "R2", "R3", "R4", "R5a", "R5b", "R6", "R7", "R8", "R9", "R10", "R11", "R12", "R13",
          "R14")  # fmt: skip
@@ -63,36 +63,35 @@ def main(command: VerifyCommand) -> int:
     """The subcommand; returns the exit code."""
     wanted = chosen(command.only)
     base = run_config(command)
-    corpus, out = begin(command, base, "verify")
+    with begin(command, base, "verify") as (corpus, out):
+        import torch
 
-    import torch
+        from gpt.lab import checks_at_start, checks_of_runs
 
-    from gpt.lab import checks_at_start, checks_of_runs
-
-    torch.set_num_threads(1)  # as in a run: what is seen does not depend on the machine's cores
-    checks = [c for c in (*checks_at_start.CHECKS, *checks_of_runs.CHECKS) if c.name in wanted]
-    trials = {check.name: check.trials(base) for check in checks}
-    untrained = [check for check in checks if not trials[check.name]]
-    trained = [check for check in checks if trials[check.name]]
-    if untrained:
-        names = ", ".join(check.name for check in untrained)
-        tell(f"{names}: models without training, about a minute in all")
-    every = all_trials(list(trials.values()))
-    announce(every, corpus, out, command.workers)
-    bench = Bench(base, corpus, out)
-    results = [_judged(check, bench) for check in untrained]
-    for outcome in run_trials(every, corpus, out, command.workers):
-        bench.outcomes[outcome.name] = outcome
-    for line in refuse_unfair(list(bench.outcomes.values())):
-        warn(line)
-    results += [_judged(check, bench) for check in trained]
-    results.sort(key=lambda result: NAMES.index(result.check.name))
-    lines = summary(results)
-    say("\n".join(["", *lines, ""]))
-    title = f"Published findings, run again on {run_name(command)}"
-    states = states_of(every, bench)
-    write(results, lines, states, out, title, made("verify", command, corpus))
-    return 0 if all(result.passed for result in results) else NOT_REPRODUCED
+        torch.set_num_threads(1)  # as in a run: what is seen does not depend on the machine's cores
+        checks = [c for c in (*checks_at_start.CHECKS, *checks_of_runs.CHECKS) if c.name in wanted]
+        trials = {check.name: check.trials(base) for check in checks}
+        untrained = [check for check in checks if not trials[check.name]]
+        trained = [check for check in checks if trials[check.name]]
+        if untrained:
+            names = ", ".join(check.name for check in untrained)
+            tell(f"{names}: models without training, about a minute in all")
+        every = all_trials(list(trials.values()))
+        announce(every, corpus, out, command.workers)
+        bench = Bench(base, corpus, out)
+        results = [_judged(check, bench) for check in untrained]
+        for outcome in run_trials(every, corpus, out, command.workers):
+            bench.outcomes[outcome.name] = outcome
+        for line in refuse_unfair(list(bench.outcomes.values())):
+            warn(line)
+        results += [_judged(check, bench) for check in trained]
+        results.sort(key=lambda result: NAMES.index(result.check.name))
+        lines = summary(results)
+        say("\n".join(["", *lines, ""]))
+        title = f"Published findings, run again on {run_name(command)}"
+        states = states_of(every, bench)
+        write(results, lines, states, out, title, made("verify", command, corpus))
+        return 0 if all(result.passed for result in results) else NOT_REPRODUCED
 
 
 def _judged(check: Check, bench: Bench) -> Result:

@@ -15,14 +15,15 @@ from gpt.lab.arms import Arm
 from gpt.lab.columns import columns
 from gpt.lab.commandline import WhyCommand
 from gpt.lab.cost import announce
+from gpt.lab.curves import curves_of
 from gpt.lab.fairness import refuse_unfair
 from gpt.lab.folders import begin
 from gpt.lab.made import made
 from gpt.lab.outcomes import Outcome
+from gpt.lab.progress import say
 from gpt.lab.trials import Trial
 from gpt.lab.workers import run_trials
-from gpt.training.curves import read_metrics
-from gpt.training.progress import say, warn
+from gpt.training.progress import warn
 
 MEASURED = (0, 1, 2, 3, 5, 8, 12, 20, 40, 80)
 """Updates done when the inside is measured; and after the last one."""
@@ -57,22 +58,22 @@ def main(command: WhyCommand) -> int:
     trials = [
         Trial(arm.name, arm.config(base, base.training.seed).resolved(), steps) for arm in arms
     ]
-    corpus, out = begin(command, base, "why")
-    announce(trials, corpus, out, command.workers)
-    ended = {outcome.arm: outcome for outcome in run_trials(trials, corpus, out, command.workers)}
-    outcomes = [ended[arm.name] for arm in arms]
-    for line in refuse_unfair(outcomes):
-        warn(line)
-    curves = {outcome.arm: read_metrics(out / outcome.name) for outcome in outcomes}
-    tables = {arm: table(of) for arm, of in curves.items()}
-    for arm, lines in tables.items():
-        say("\n".join([arm, *lines, ""]))
-    told = [line for arm, of in curves.items() for line in reading(arm, of)]
-    say("\n".join([*told, ""]))
-    title = f"Why: the first updates on {run_name(command)}"
-    write(curves, tables, told, outcomes, out, title, made("why", command, corpus))
-    say("curves: " + shell_line("-m", "tensorboard.main", "--logdir", out))
-    return 0
+    with begin(command, base, "why") as (corpus, out):
+        announce(trials, corpus, out, command.workers)
+        ended = {o.arm: o for o in run_trials(trials, corpus, out, command.workers)}
+        outcomes = [ended[arm.name] for arm in arms]
+        for line in refuse_unfair(outcomes):
+            warn(line)
+        curves = {outcome.arm: curves_of(out, outcome) for outcome in outcomes}
+        tables = {arm: table(of) for arm, of in curves.items()}
+        for arm, lines in tables.items():
+            say("\n".join([arm, *lines, ""]))
+        told = [line for arm, of in curves.items() for line in reading(arm, of)]
+        say("\n".join([*told, ""]))
+        title = f"Why: the first updates on {run_name(command)}"
+        write(curves, tables, told, outcomes, out, title, made("why", command, corpus))
+        say("curves: " + shell_line("-m", "tensorboard.main", "--logdir", out))
+        return 0
 
 
 def table(curves: Curves) -> list[str]:

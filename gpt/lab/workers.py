@@ -20,10 +20,11 @@ from typing import Any
 
 from gpt import errors
 from gpt.errors import FolderInUseError, UsageError
+from gpt.lab.curves import curves_of
 from gpt.lab.outcomes import Outcome
 from gpt.lab.progress import Progress
 from gpt.lab.trials import Stopped, Trial, finished, run_trial
-from gpt.runfolder import owner
+from gpt.runfolder import owner, refuse_link
 from gpt.text.reading import Corpus
 from gpt.training.atomic import make_folder
 from gpt.training.signals import Signals
@@ -44,12 +45,18 @@ def run_trials(
     ``workers`` is how many train at once; with 1 they train in this process. Progress goes to
     stderr. Raises Stopped after SIGINT, SIGTERM or SIGHUP: finished outcomes stay, runs that keep
     checkpoints have saved. Raises UsageError for two trials of one name, for folders that hold
-    others and for a worker that died, FolderInUseError while another comparison is in ``out``.
+    others, that are links or that have lost their curves, and for a worker that died,
+    FolderInUseError while another comparison is in ``out``.
     """
     _refuse_repeated(trials)
     with owner(out):
+        for trial in trials:
+            refuse_link(out / trial.name)
         cached = {trial.name: finished(trial, corpus, out / trial.name) for trial in trials}
-        yield from (outcome for outcome in cached.values() if outcome)
+        there = [outcome for outcome in cached.values() if outcome]
+        for outcome in there:
+            curves_of(out, outcome)
+        yield from there
         todo = [trial for trial in trials if not cached[trial.name]]
         if not todo:
             return

@@ -38,7 +38,7 @@ MOMENTS = {
     "building the model": "gpt.model.gpt:GPT.__init__",
     "opening the curves": "gpt.training.metrics:Metrics.__init__",
     "describing the run": "gpt.run:describe",
-    "a step": "torch.nn.utils:clip_grad_norm_",
+    "a step": "gpt.training.loop:clip_gradient",
     "an evaluation": "gpt.training.loop:evaluate",
     "a sample": "gpt.sampling.generate:_Window.append",
     "a save": "torch:save",

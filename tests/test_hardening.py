@@ -1,6 +1,7 @@
 """What an attack found once, and must not find again: odd words, odd places, odd checkpoints."""
 
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -185,8 +186,9 @@ def test_an_old_format_that_hides_behind_a_zip_is_refused(config, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&- <&-"])
 def test_a_run_without_streams_trains(config, tmp_path, closed):
-    flags = " ".join(f"--{name} {value}" for name, value in SMALL.items())
-    command = f"{sys.executable} {ROOT / 'train.py'} {config.text.text} {flags} --out {tmp_path}/o"
+    flags = [f"--{name}={value}" for name, value in SMALL.items()]
+    words = [sys.executable, ROOT / "train.py", config.text.text, *flags, "--out", tmp_path / "o"]
+    command = shlex.join(map(str, words))
     ended = subprocess.run(f"{command} {closed}", shell=True, capture_output=True, check=False)
     assert ended.returncode == 0, ended.stderr
     assert load_checkpoint(tmp_path / "o", prefer="newest").step == 3

@@ -31,6 +31,8 @@ CAPTIONS = {
     "update": "one step of gradient descent at 1e-3: rms change of the logits",
 }
 """What is measured, a table each."""
+SHOWN = 8
+"""Lines of progress."""
 SLOPE_FROM = 4
 """Blocks; shallower models are not on the line yet."""
 
@@ -105,7 +107,11 @@ def measure_all(cells: Sequence[Cell], corpus: Corpus, seeds: Sequence[int], wor
     )
     with ThreadPoolExecutor(workers, initializer=one_thread) as pool:
         try:
-            starts = list(pool.map(one, tasks))
+            starts = []
+            for start in pool.map(one, tasks):
+                starts.append(start)
+                if len(starts) % (len(tasks) // SHOWN or 1) == 0:
+                    tell(f"{len(starts):>5} of {len(tasks)}")
         except KeyboardInterrupt:
             pool.shutdown(wait=False, cancel_futures=True)
             raise

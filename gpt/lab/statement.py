@@ -185,9 +185,10 @@ def _needed(c: PairwiseComparison) -> str:
 
 
 def _correction(comparisons: Sequence[PairwiseComparison]) -> str:
+    tests = comparisons[0].tests
     return (
-        f"{len(comparisons)} pairs were compared, and no others. Holm's correction for "
-        f"{comparisons[0].tests} tests is in the verdicts, and not in the intervals."
+        f"{len(comparisons)} pairs were compared, and no others. Holm's correction for {tests} "
+        f"test{'s' * (tests != 1)} is in the verdicts, and not in the intervals."
     )
 
 

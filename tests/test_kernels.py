@@ -63,19 +63,29 @@ def test_attention_is_that_of_the_plain_path(native, shape, qk_norm, rotary):
         torch.testing.assert_close(mine, plain, rtol=1e-5, atol=2e-5)
 
 
-def test_attention_in_bfloat16_is_that_of_rounded_projections(native):
-    shape = SHAPES[1]
-    module, rotate = attention(shape, True, True)
-    joined = joined_like(shape).bfloat16()
+@pytest.mark.parametrize("rotary", [False, True])
+@pytest.mark.parametrize("qk_norm", [False, True])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_attention_in_bfloat16_is_off_by_its_rounding_only(native, shape, qk_norm, rotary):
+    """Queries, keys, weights and their gradients are rounded to 8 bits before their products."""
+    module, rotate = attention(shape, qk_norm, rotary)
     kernel = kernels.attention_kernel(native, module)
-    half, whole = kernel(joined, rotate, 0.0), kernel(joined.float(), rotate, 0.0)
-    assert half.dtype == torch.bfloat16
-    assert torch.equal(half, whole.bfloat16())
+    joined = joined_like(shape).bfloat16()
+    towards = torch.randn(*joined.shape[:2], module.n_heads * module.d_k).bfloat16()
+    found = value_and_gradient(lambda x: kernel(x, rotate, 0.0), joined, towards)
+    exact = rotate.double() if rotate else None
+    expected = value_and_gradient(
+        lambda x: module.heads(x, exact, None, 0.0), joined.double(), towards
+    )
+    for mine, plain in zip(found, expected, strict=True):
+        assert (mine - plain).norm() <= 2**-7 * plain.norm()
+        assert (mine - plain).abs().max() <= 2**-6 * plain.abs().max()
 
 
-def test_attention_does_not_depend_on_the_number_of_threads(native):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_attention_does_not_depend_on_the_number_of_threads(native, dtype):
     module, rotate = attention(SHAPES[2], True, True)
-    kernel, joined = kernels.attention_kernel(native, module), joined_like(SHAPES[2])
+    kernel, joined = kernels.attention_kernel(native, module), joined_like(SHAPES[2]).to(dtype)
     towards = torch.randn(2, 33, 72)
     before, found = torch.get_num_threads(), []
     for threads in (1, 3):
@@ -114,6 +124,19 @@ def test_the_gradient_drops_what_the_value_dropped(native):
     ahead, behind = (value(joined + sign * step * direction).double() for sign in (1, -1))
     slope = ((ahead - behind) * towards).sum() / (2 * step)
     assert slope == pytest.approx((gradient * direction).sum().item(), rel=2e-3)
+
+
+def test_bfloat16_drops_what_float32_drops(native):
+    module, rotate = attention(SHAPES[2], True, True)
+    kernel, joined = kernels.attention_kernel(native, module), joined_like(SHAPES[2]).bfloat16()
+    towards = torch.randn(2, 33, 72).bfloat16()
+    found = []
+    for dtype in (torch.bfloat16, torch.float32):
+        torch.manual_seed(5)
+        x = joined.to(dtype)
+        found.append(value_and_gradient(lambda x: kernel(x, rotate, 0.4), x, towards))
+    for half, whole in zip(*found, strict=True):
+        assert (half - whole).norm() <= 2**-7 * whole.norm()
 
 
 def test_dropout_drops_as_asked_and_its_gradient_the_same(native):

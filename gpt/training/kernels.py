@@ -2,7 +2,9 @@
 
 Small models on a CPU spend more time between the large matrix products than in them. These nodes
 compute what lies between in one pass each; the plain forms in ``gpt.model`` say what they compute,
-and tests hold the two together, value and gradient. Sums and exponentials are in float32.
+and tests hold the two together, value and gradient. Sums and exponentials are in float32. In
+bfloat16, attention rounds what it multiplies (queries, keys, values, weights, and their gradients)
+to bfloat16 where the processor has products of it; elsewhere it only rounds what it returns.
 """
 
 import ctypes

@@ -74,6 +74,8 @@ class ModelConfig:
     beta, the others 0.02 everywhere)."""
     dropout: float = 0.0
     """Probability of dropping an activation while training."""
+    attention_dropout: float | None = None
+    """The same for the weights of attention (default: dropout)."""
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -114,8 +116,9 @@ class ModelConfig:
             )
         if self.activation == "swiglu" and self.feedforward_bias:
             raise UsageError("swiglu has no biases; drop feedforward_bias")
-        if not 0 <= self.dropout < 1:
-            raise UsageError(f"dropout = {self.dropout} is not in [0, 1); try 0.1")
+        for name in ("dropout", "attention_dropout"):
+            if not 0 <= (getattr(self, name) or 0) < 1:
+                raise UsageError(f"{name} = {getattr(self, name)} is not in [0, 1); try 0.1")
 
     @property
     def d_k(self) -> int:
@@ -130,6 +133,9 @@ class ModelConfig:
             n_kv_heads=self.n_kv_heads or self.n_heads,
             d_ff=self.d_ff or (int(8 / 3 * self.d_model) if gated else 4 * self.d_model),
             feedforward_bias=not gated if self.feedforward_bias is None else self.feedforward_bias,
+            attention_dropout=(
+                self.dropout if self.attention_dropout is None else self.attention_dropout
+            ),
         )
 
 

@@ -31,7 +31,7 @@ def resume_point(
             f"--steps {checkpoint.step} or more"
         )
     for name, (old, new) in changed(from_flat(checkpoint.config), config).items():
-        if hasattr(config.model, name) and name != "dropout":
+        if hasattr(config.model, name) and name not in ("dropout", "attention_dropout"):
             raise UsageError(
                 f"{name} = {new}, but the checkpoint was trained with {old}; a resumed run keeps "
                 "its model, so drop the flag or start a new run"

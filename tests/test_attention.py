@@ -147,7 +147,7 @@ def test_a_cache_returns_what_was_appended_in_order():
 
 @pytest.mark.parametrize("attend", [causal_attention, explicit_attention])
 def test_dropout_acts_while_training_only(attend):
-    module = attention(dropout=0.4)
+    module = attention(dropout=0.3, attention_dropout=0.4)
     module.attend = attend
     x = torch.randn(2, 7, 24, dtype=torch.float64)
     torch.manual_seed(0)
@@ -167,7 +167,7 @@ def test_dropout_of_weights_keeps_their_mean(attend):
 
 
 def test_the_module_asks_for_dropout_of_its_weights_while_training_only():
-    module, asked = attention(dropout=0.4), []
+    module, asked = attention(dropout=0.3, attention_dropout=0.4), []
 
     def attend(q, k, v, dropout):
         asked.append(dropout)

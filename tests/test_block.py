@@ -178,8 +178,10 @@ def test_the_config_decides_the_parts():
         assert type(block(norm=name).norm_1) is type(block(norm=name).norm_2) is kind
     assert isinstance(block(activation="relu").feedforward, FeedForward)
     assert isinstance(block(activation="swiglu").feedforward, SwiGLU)
-    b = PreLNBlock(small_config(dropout=0.25, qk_norm=True, n_kv_heads=2))
+    b = PreLNBlock(small_config(dropout=0.25, attention_dropout=0.5, qk_norm=True, n_kv_heads=2))
     assert b.attention.dropout == b.feedforward.dropout == 0.25
+    assert b.attention.attention_dropout == 0.5
+    assert PreLNBlock(small_config(dropout=0.25)).attention.attention_dropout == 0.25
     assert (b.attention.qk_norm, b.attention.n_kv_heads, b.attention.n_heads) == (True, 2, 6)
     assert b.feedforward.W_in.weight.shape == (SIZES["d_ff"], SIZES["d_model"])
 

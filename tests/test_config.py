@@ -47,6 +47,7 @@ UNUSUAL = {
     "tie_embeddings": False,
     "init": "xavier",
     "dropout": 0.25,
+    "attention_dropout": 0.125,
     "text": 'a "quoted" \\ name\n\x07 é中😀.txt',
     "val_fraction": 0.05,
     "encoding": "cp1252",
@@ -106,6 +107,7 @@ def toml_file(folder, text: str | bytes, name: str = "some.toml"):
         ),
         ({"activation": "swiglu", "feedforward_bias": True}, ["swiglu", "no biases", "drop"]),
         ({"dropout": 1.0}, ["dropout = 1.0", "not in [0, 1)", "try 0.1"]),
+        ({"attention_dropout": 1.5}, ["attention_dropout = 1.5", "not in [0, 1)", "try 0.1"]),
         ({"dropout": -0.1}, ["dropout = -0.1", "not in [0, 1)", "try 0.1"]),
         # Text.
         ({"val_fraction": 1.0}, ["val_fraction = 1.0", "not in [0, 1)", "try 0.1"]),
@@ -197,7 +199,9 @@ def test_derived_widths_and_biases_are_written_out():
     assert (plain.d_ff, plain.n_kv_heads, plain.feedforward_bias, plain.d_k) == (160, 5, True, 8)
     gated = ModelConfig(d_model=40, activation="swiglu").resolved()
     assert (gated.d_ff, gated.feedforward_bias) == (106, False)
-    given_widths = ModelConfig(d_ff=7, n_kv_heads=1, feedforward_bias=False)
+    given_widths = ModelConfig(
+        d_ff=7, n_kv_heads=1, feedforward_bias=False, dropout=0.25, attention_dropout=0.0
+    )
     assert given_widths.resolved() == given_widths
 
 

@@ -196,7 +196,7 @@ def huggingface_config(family: str, config: ModelConfig, vocab_size: int) -> dic
             "hidden_act": "silu",
             "rms_norm_eps": 1e-5,
             "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
-            "attention_dropout": config.dropout,
+            "attention_dropout": config.attention_dropout,
         }
     gpt = common | {
         "n_embd": config.d_model,
@@ -206,7 +206,7 @@ def huggingface_config(family: str, config: ModelConfig, vocab_size: int) -> dic
         "layer_norm_epsilon": 1e-5,
         "resid_pdrop": config.dropout,
         "embd_pdrop": config.dropout,
-        "attn_pdrop": config.dropout,
+        "attn_pdrop": config.attention_dropout,
     }
     if family == "gpt2":
         return gpt | {"n_inner": config.d_ff, "activation_function": "gelu_new"}

@@ -92,11 +92,13 @@ class MultiHeadAttention(nn.Module):
         bias: bool = False,
         qk_norm: bool = False,
         dropout: float = 0.0,
+        attention_dropout: float = 0.0,
         eps: float = 1e-5,
     ) -> None:
         super().__init__()
         self.n_heads, self.n_kv_heads, self.d_k = n_heads, n_kv_heads, d_model // n_heads
-        self.qk_norm, self.dropout, self.eps = qk_norm, dropout, eps
+        self.qk_norm, self.eps = qk_norm, eps
+        self.dropout, self.attention_dropout = dropout, attention_dropout
         self.W_Q = nn.Linear(d_model, d_model, bias=bias)
         self.W_K = nn.Linear(d_model, n_kv_heads * self.d_k, bias=bias)
         self.W_V = nn.Linear(d_model, n_kv_heads * self.d_k, bias=bias)
@@ -109,7 +111,7 @@ class MultiHeadAttention(nn.Module):
     def forward(
         self, x: Tensor, rotate: Rotate | None = None, cache: KVCache | None = None
     ) -> Tensor:
-        dropout = self.dropout if self.training else 0.0
+        dropout = self.attention_dropout if self.training else 0.0
         joined = self.project(x)  # (B, T, d_model) -> (B, T, (n_heads + 2 n_kv_heads) d_k)
         if self.kernel and cache is None:
             heads = self.kernel(joined, rotate, dropout)  # -> (B, T, d_model)

@@ -37,6 +37,7 @@ class Block(nn.Module):
             bias=config.attention_bias,
             qk_norm=config.qk_norm,
             dropout=config.dropout,
+            attention_dropout=config.attention_dropout,
         )
         self.norm_2 = NORMS[config.norm](config.d_model)
         self.feedforward = (

@@ -35,12 +35,12 @@ def exit_code(main: Callable[[], int | None]) -> int:
             os.environ.setdefault("GOMP_SPINCOUNT", "1000")
         return main() or 0
     except UsageError as error:
-        print("error:", shortened(printable(str(error)), LONGEST_MESSAGE), file=sys.stderr)
+        tell(f"error: {shortened(printable(str(error)), LONGEST_MESSAGE)}")
         return error.exit_code
     except (MemoryError, RuntimeError) as error:
         if not isinstance(error, MemoryError) and "t allocate memory" not in str(error):
             raise
-        print("error: out of memory; try smaller settings, or fewer at once", file=sys.stderr)
+        tell("error: out of memory; try smaller settings, or fewer at once")
         return UsageError.exit_code
     except KeyboardInterrupt:
         return 130
@@ -51,13 +51,21 @@ def exit_code(main: Callable[[], int | None]) -> int:
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
             raise
-        print(f"error: cannot write: {error.strerror}; make room", file=sys.stderr)
+        tell(f"error: cannot write: {error.strerror}; make room")
         discard(sys.stdout)
         return DiskError.exit_code
     finally:
         # Python only ends from here on; a Ctrl-C that it met there would be a traceback.
         if signal.getsignal(signal.SIGINT) is _interrupt:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def tell(text: str) -> None:
+    """A line on standard error. One that cannot be written is lost, and so are all later ones."""
+    try:
+        print(text, file=sys.stderr, flush=True)
+    except OSError:
+        discard(sys.stderr)
 
 
 def end(code: int) -> NoReturn:

@@ -464,6 +464,15 @@ def test_a_full_disk_exits_with_6(start, alphabet):
     assert "Exception ignored" not in err.decode()
 
 
+@pytest.mark.slow
+def test_notices_that_cannot_be_told_do_not_cost_the_text(start, alphabet):
+    for words, code, length in (([alphabet], 0, 3), (["nowhere"], 4, 0)):
+        with open("/dev/full", "wb") as full:
+            process = start(*words, "--n_chars", "3", stderr=full)
+            out, _ = process.communicate()
+        assert (process.returncode, len(out)) == (code, length)
+
+
 class Screen:
     """A terminal with sample.py on it, and what the terminal received."""
 

@@ -81,6 +81,16 @@ def test_full_streams_do_not_stop_a_run(source, whole, tmp_path, faults, cold):
                 assert process.err.count("\n") <= 1
 
 
+def test_a_full_stream_without_a_buffer_is_told_of(source, whole, tmp_path, faults):
+    with faults("streams that lead to a full disk"), _full() as full:
+        process = start(
+            "train.py", source, *SETTINGS, "--out", tmp_path / "out",
+            cold=True, stdout=full, environment={"PYTHONUNBUFFERED": "1"},
+        )  # fmt: skip
+        _assert_finished(process, tmp_path / "out", whole)
+        assert process.err.count("standard output cannot be written any more") == 1
+
+
 @pytest.mark.parametrize("both", [False, True])
 @pytest.mark.parametrize("n_lines", [0, 12])
 def test_a_reader_that_leaves_does_not_stop_a_run(source, whole, tmp_path, faults, n_lines, both):

@@ -197,6 +197,9 @@ class TrainingConfig:
     """Muon: memory of the gradient."""
     grad_clip: float = 1.0
     """Largest total gradient norm; 0 turns clipping off."""
+    confidence_penalty: float = 0.0
+    """Reward for being unsure: training minimises the loss less this times the entropy of the
+    predictions, which keeps a small text from being learned by heart."""
     eval_every: int = 250
     """Steps between evaluations; each also saves a checkpoint and writes a sample."""
     log_every: int = 10
@@ -210,10 +213,10 @@ class TrainingConfig:
         check_types(self)
         for name in ("steps", "batch_size", "grad_accumulation", "eval_every", "log_every"):
             at_least(name, getattr(self, name), 1)
-        for name in ("sample_chars", "weight_decay", "grad_clip", "seed"):
+        for name in ("sample_chars", "weight_decay", "grad_clip", "confidence_penalty", "seed"):
             at_least(name, getattr(self, name), 0)
         at_least("warmup_steps", self.warmup_steps or 0, 0)
-        for name in ("learning_rate", "weight_decay", "grad_clip"):
+        for name in ("learning_rate", "weight_decay", "grad_clip", "confidence_penalty"):
             at_most(name, getattr(self, name), 1e30)  # what float32 can still be multiplied with
         if self.learning_rate <= 0:
             raise UsageError(f"learning_rate = {self.learning_rate} is not above 0; try 0.001")

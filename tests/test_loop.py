@@ -164,6 +164,29 @@ def test_clipping_bounds_the_gradient_and_reports_the_norm_before():
     assert after == pytest.approx(before / 3, rel=1e-4)
 
 
+def test_the_confidence_penalty_moves_the_gradient_and_not_the_loss_that_is_told():
+    """By the formula: d(loss - beta entropy) / d logits = p - target + beta p (ln p + entropy)."""
+    torch.manual_seed(0)
+    logits = torch.randn(2, 3, 5, dtype=torch.float64)
+    targets = torch.tensor([[0, 4, 2], [1, 1, 3]])
+    table = torch.nn.Parameter(logits)
+
+    def model(_: torch.Tensor) -> torch.Tensor:
+        return 1.0 * table
+
+    log_p = logits.log_softmax(-1)
+    p, one_hot = log_p.exp(), torch.eye(5)[targets]
+    h = -(p * log_p).sum(-1, keepdim=True)
+    assert loop.entropy(logits).item() == pytest.approx(h.mean().item(), rel=1e-12)
+    loss = -(one_hot * log_p).sum(-1).mean().item()
+    for beta in (0.0, 0.3):
+        table.grad = None
+        told = loop.backward(model, iter([(targets, targets)] * 2), contextlib.nullcontext, beta)
+        assert told == pytest.approx(loss, rel=1e-12)
+        expected = (p - one_hot + beta * p * (log_p + h)) / 6  # the mean over 6 characters
+        assert torch.allclose(table.grad, expected, rtol=0, atol=1e-14)
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_a_non_finite_weight_stops_before_the_update(value):
     model = GPT(MODEL, VOCAB_SIZE)

@@ -88,7 +88,8 @@ def train(
         set_learning_rate(optimisers, rate)
         _seed_dropout(config.seed, done)
         starts = step_windows(config, done, len(train_ids), model.config.context_length)
-        loss = backward(model, _batches(model, train_ids, starts), autocast)
+        batches = _batches(model, train_ids, starts)
+        loss = backward(model, batches, autocast, config.confidence_penalty)
         logging = (done + 1) % log_every == 0 or done == 0 or done + 1 == config.steps
         watch = Watch(model) if logging else None
         norm = clip_gradient(model, config.grad_clip)
@@ -132,20 +133,42 @@ def loss_of(model: GPT, inputs: Tensor, targets: Tensor, reduction: str = "mean"
 
     Shapes: inputs and targets ``(B, T)`` ids -> scalar.
     """
-    logits = model(inputs)  # (B, T) -> (B, T, vocab_size)
-    exact = logits if logits.dtype == torch.float64 else logits.float()
-    return F.cross_entropy(exact.flatten(0, 1), targets.flatten(), reduction=reduction)
+    return cross_entropy(model(inputs), targets, reduction)
 
 
-def backward(model: GPT, batches: Iterator[tuple[Tensor, Tensor]], autocast: Autocast) -> float:
-    """Leave the gradient of the mean loss over all batches in the parameters; return that loss."""
+def cross_entropy(logits: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
+    """The same from logits ``(B, T, vocab_size)``."""
+    return F.cross_entropy(_exact(logits).flatten(0, 1), targets.flatten(), reduction=reduction)
+
+
+def entropy(logits: Tensor) -> Tensor:
+    """Mean entropy of the predictions, in nats: 0 where all are sure, ln(vocab_size) at most."""
+    log_p = F.log_softmax(_exact(logits), dim=-1)
+    return -(log_p.exp() * log_p).sum(dim=-1).mean()
+
+
+def backward(
+    model: GPT,
+    batches: Iterator[tuple[Tensor, Tensor]],
+    autocast: Autocast,
+    confidence_penalty: float = 0.0,
+) -> float:
+    """Leave a gradient in the parameters, over all batches; return their mean loss.
+
+    It is the gradient of ``loss - confidence_penalty entropy``.
+    Source: Pereyra et al. 2017, arXiv 1701.06548, section 3.
+    """
     pairs = list(batches)
     total = 0.0
     for inputs, targets in pairs:
         with autocast():
-            loss = loss_of(model, inputs, targets) / len(pairs)
-        loss.backward()
-        total += loss.item()
+            logits = model(inputs)  # (B, T) -> (B, T, vocab_size)
+            loss = cross_entropy(logits, targets)
+            objective = loss
+            if confidence_penalty:
+                objective = loss - confidence_penalty * entropy(logits)
+        (objective / len(pairs)).backward()
+        total += loss.item() / len(pairs)
     return total
 
 
@@ -189,6 +212,11 @@ def _moved(part: np.ndarray, device: torch.device) -> Tensor:
     if device.type == "cuda":
         return tensor.pin_memory().to(device, non_blocking=True)
     return tensor.to(device)
+
+
+def _exact(logits: Tensor) -> Tensor:
+    """In float32 or better."""
+    return logits if logits.dtype == torch.float64 else logits.float()
 
 
 def _shortened(numbers: list[int], most: int = 64) -> str:

@@ -76,15 +76,15 @@ def into_gradient(name: str, value: float, of_batch: int) -> Callable[[SmallRun]
 
 def into_loss(monkeypatch, value: float, of_batch: int) -> Callable[[SmallRun], None]:
     def do(run: SmallRun) -> None:
-        loss_of, batch = loop.loss_of, -1
+        cross_entropy, batch = loop.cross_entropy, -1
 
-        def poisoned(model, *arguments, **options):
+        def poisoned(logits, *arguments):
             nonlocal batch
-            loss = loss_of(model, *arguments, **options)
-            batch += model.training
-            return loss * value if model.training and batch == of_batch else loss
+            loss = cross_entropy(logits, *arguments)
+            batch += logits.requires_grad
+            return loss * value if logits.requires_grad and batch == of_batch else loss
 
-        monkeypatch.setattr(loop, "loss_of", poisoned)
+        monkeypatch.setattr(loop, "cross_entropy", poisoned)
 
     return do
 

@@ -22,6 +22,7 @@ Norm = Literal["layer", "rms", "dyt", "none"]
 Positions = Literal["learned", "sinusoidal", "rotary"]
 Activation = Literal["relu", "gelu", "gelu_tanh", "relu2", "swiglu"]
 Init = Literal["gpt2", "xavier", "identity", "native"]
+Windows = Literal["random", "epochs"]
 Schedule = Literal["constant", "cosine", "linear", "wsd"]
 Optimizer = Literal["adamw", "muon"]
 Dtype = Literal["auto", "float32", "bfloat16"]
@@ -173,6 +174,9 @@ class TrainingConfig:
     """Optimiser updates."""
     batch_size: int = 12
     """Windows of context_length characters in one forward pass."""
+    windows: Windows = "random"
+    """random: windows begin anywhere, drawn with replacement; epochs: the whole text is read once,
+    in random order, before any of it comes again."""
     grad_accumulation: int = 1
     """Forward passes in one update."""
     optimizer: Optimizer = "adamw"

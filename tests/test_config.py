@@ -54,6 +54,7 @@ UNUSUAL = {
     "keep_newlines": True,
     "steps": 123,
     "batch_size": 7,
+    "windows": "epochs",
     "grad_accumulation": 5,
     "optimizer": "muon",
     "learning_rate": 1e-22,

@@ -119,7 +119,7 @@ def test_other_batches_are_refused(base, monkeypatch):
     def later(seed, step, *sizes):
         return windows.window_starts(seed, step + (step == 3), *sizes)
 
-    monkeypatch.setattr(loop, "window_starts", later)
+    monkeypatch.setitem(loop.WINDOWS, "random", later)
     with pytest.raises(UsageError, match="differ in batches,"):
         refuse_unfair([outcome("pre", honest), outcome("post", hashes_of(base))])
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpt.text.windows import evaluation_batches, take, window_starts
+from gpt.text.windows import evaluation_batches, take, window_starts, window_starts_in_epochs
 
 
 def test_starts_are_a_pure_function_of_seed_and_step():
@@ -52,6 +52,54 @@ def test_the_shortest_legal_text_has_one_window():
 def test_a_text_without_a_window_is_an_impossible_state():
     with pytest.raises(AssertionError, match=r"9 characters hold no window of 9 \+ 1"):
         window_starts(0, 0, 3, 9, 9)
+
+
+def in_epochs(n, n_chars, context_length, seed=5):
+    """The first n windows."""
+    return window_starts_in_epochs(seed, 0, n, n_chars, context_length)
+
+
+@pytest.mark.parametrize(("n_chars", "context_length"), [(1000, 13), (26, 13), (20, 13), (977, 1)])
+def test_an_epoch_reads_the_text_once_and_leaves_out_less_than_a_window_at_either_end(
+    n_chars, context_length
+):
+    n = max(1, (n_chars - context_length) // context_length)
+    for epoch in range(5):
+        starts = np.sort(in_epochs(n * (epoch + 1), n_chars, context_length)[epoch * n :])
+        assert 0 <= starts[0] < context_length
+        assert n_chars - 2 * context_length <= starts[-1] + context_length < n_chars
+        assert set(np.diff(starts)) <= {context_length}
+
+
+def test_every_epoch_has_its_own_order_and_its_own_cuts():
+    n, n_chars, context_length = 98, 1290, 13
+    assert n == (n_chars - context_length) // context_length
+    epochs = in_epochs(40 * n, n_chars, context_length).reshape(40, n)
+    assert len({epoch.min() for epoch in epochs}) > 6  # of 13
+    orders = (epochs // context_length).argsort(axis=1)
+    ranks = np.corrcoef(np.vstack([np.arange(n), orders]))
+    assert np.abs(ranks - np.eye(41)).max() < 0.5  # 0.1 is usual; the largest of 820
+
+
+def test_steps_follow_each_other_through_the_epochs():
+    whole = in_epochs(60, 300, 13)  # 22 windows an epoch
+    for n_windows in (4, 12, 30):
+        steps = [window_starts_in_epochs(5, s, n_windows, 300, 13) for s in range(60 // n_windows)]
+        np.testing.assert_array_equal(np.concatenate(steps), whole)
+    assert not np.array_equal(whole, in_epochs(60, 300, 13, seed=6))
+
+
+def test_starts_in_epochs_are_these_numbers_for_ever():
+    starts = window_starts_in_epochs(1337, 5000, 4, 1_000_000, 64)
+    assert (starts.dtype, starts.tolist()) == (np.int64, [854802, 466322, 659602, 609170])
+    starts = window_starts_in_epochs(2**63 - 1, 10**9, 3, 1000, 64)
+    assert starts.tolist() == [176, 752, 560]
+
+
+def test_a_text_of_one_window_has_it_in_every_epoch():
+    assert in_epochs(3, 10, 9).tolist() == [0, 0, 0]
+    with pytest.raises(AssertionError, match=r"9 characters hold no window of 9 \+ 1"):
+        in_epochs(3, 9, 9)
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.uint32])

@@ -4,12 +4,14 @@ Nothing is drawn from a generator with a memory, so there is nothing to save, a 
 what the unbroken one would have seen, and several processes can share one batch.
 """
 
+import functools
 from collections.abc import Iterator
 
 import numpy as np
 
-# The second half of the Philox key; streams with other constants are independent of this one.
+# The second half of the Philox key; streams with other constants are independent of these.
 BATCH_STREAM = int.from_bytes(b"batches", "big")
+EPOCH_STREAM = int.from_bytes(b"epochs", "big")
 
 
 def window_starts(
@@ -28,6 +30,43 @@ def window_starts(
     assert n_starts >= 1, f"{n_chars} characters hold no window of {context_length} + 1"
     bits = np.random.Philox(key=_words(seed, BATCH_STREAM), counter=_words(0, step, 0, 0))
     return (bits.random_raw(n_windows) % np.uint64(n_starts)).astype(np.int64)
+
+
+def window_starts_in_epochs(
+    seed: int, step: int, n_windows: int, n_chars: int, context_length: int
+) -> np.ndarray:
+    """The same for windows drawn without replacement: what was read comes again in the next epoch.
+
+    An epoch is the text cut into windows that touch, in random order; where the first begins is
+    drawn anew, so that windows begin elsewhere in every epoch. (At either end up to context_length
+    characters belong to no window of an epoch.) Steps follow each other through the epochs, each
+    n_windows further.
+    """
+    of_an_epoch = len(_epoch(seed, 0, n_chars, context_length))
+    numbers = np.arange(step * n_windows, (step + 1) * n_windows)
+    parts = [
+        _epoch(seed, int(epoch), n_chars, context_length)[
+            numbers[numbers // of_an_epoch == epoch] % of_an_epoch
+        ]
+        for epoch in np.unique(numbers // of_an_epoch)
+    ]
+    return np.concatenate(parts)
+
+
+@functools.lru_cache(maxsize=2)
+def _epoch(seed: int, epoch: int, n_chars: int, context_length: int) -> np.ndarray:
+    """First characters of all windows of an epoch, in their order.
+
+    Philox as in ``window_starts``, counter ``(0, epoch, 0, 0)``: the first word modulo
+    context_length is where the first window begins, the others sort the windows.
+    """
+    n_starts = n_chars - context_length
+    assert n_starts >= 1, f"{n_chars} characters hold no window of {context_length} + 1"
+    n_windows = max(1, n_starts // context_length)
+    bits = np.random.Philox(key=_words(seed, EPOCH_STREAM), counter=_words(0, epoch, 0, 0))
+    first, *_ = bits.random_raw(1) % np.uint64(min(context_length, n_starts))
+    order = np.argsort(bits.random_raw(n_windows), kind="stable")
+    return order * context_length + np.int64(first)
 
 
 def take(ids: np.ndarray, starts: np.ndarray, context_length: int) -> tuple[np.ndarray, np.ndarray]:

@@ -20,7 +20,12 @@ from gpt import streams
 from gpt.config import TrainingConfig
 from gpt.errors import NonFiniteError
 from gpt.model.gpt import GPT, evaluating
-from gpt.text.windows import evaluation_batches, take, window_starts
+from gpt.text.windows import (
+    evaluation_batches,
+    take,
+    window_starts,
+    window_starts_in_epochs,
+)
 from gpt.training.optimisers import set_learning_rate
 from gpt.training.schedules import learning_rate
 from gpt.training.updates import UpdateRule
@@ -119,12 +124,16 @@ def train(
     return done
 
 
+WINDOWS = {"random": window_starts, "epochs": window_starts_in_epochs}
+
+
 def step_windows(
     config: TrainingConfig, step: int, n_chars: int, context_length: int
 ) -> np.ndarray:
     """Where the windows of a step start: ``(grad_accumulation, batch_size)``."""
     accumulation, batch = config.grad_accumulation, config.batch_size
-    starts = window_starts(config.seed, step, accumulation * batch, n_chars, context_length)
+    draw = WINDOWS[config.windows]
+    starts = draw(config.seed, step, accumulation * batch, n_chars, context_length)
     return starts.reshape(accumulation, batch)
 
 

@@ -51,10 +51,11 @@ def settings(*values: object) -> dict[str, Any]:
 
 # Together each value of each setting, so each is there at every save point.
 VARIANTS = [
-    settings("muon", "cosine", 0.1, 3, 3) | {"log_every": 3},
+    settings("muon", "cosine", 0.1, 3, 3) | {"log_every": 3, "windows": "epochs"},
     settings("adamw", "constant", 0.0, 1, 2),
     settings("adamw", "linear", 0.1, 3, 2) | {"warmup_steps": 3},
-    settings("muon", "wsd", 0.0, 1, 3) | {"decay_fraction": 0.5},
+    settings("muon", "wsd", 0.0, 1, 3)
+    | {"decay_fraction": 0.5, "attention_dropout": 0.2, "confidence_penalty": 0.1},
 ]
 VALUES = (("adamw", "muon"), typing.get_args(Schedule), (0.0, 0.1), (1, 3), (2, 3))
 # Half of all combinations: any four of the five settings have all of theirs.

@@ -76,7 +76,7 @@ class ModelConfig:
     dropout: float = 0.0
     """Probability of dropping an activation while training."""
     attention_dropout: float | None = None
-    """The same for the weights of attention (default: dropout)."""
+    """The same for the weights of attention (default: dropout, as it is when the run begins)."""
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -175,8 +175,8 @@ class TrainingConfig:
     batch_size: int = 12
     """Windows of context_length characters in one forward pass."""
     windows: Windows = "random"
-    """random: windows begin anywhere, drawn with replacement; epochs: the whole text is read once,
-    in random order, before any of it comes again."""
+    """random: windows begin anywhere, drawn with replacement; epochs: without, so that all of the
+    text is read before any of it comes again."""
     grad_accumulation: int = 1
     """Forward passes in one update."""
     optimizer: Optimizer = "adamw"
@@ -202,8 +202,8 @@ class TrainingConfig:
     grad_clip: float = 1.0
     """Largest total gradient norm; 0 turns clipping off."""
     confidence_penalty: float = 0.0
-    """Reward for being unsure: training minimises the loss less this times the entropy of the
-    predictions, which keeps a small text from being learned by heart."""
+    """Training minimises loss - confidence_penalty * entropy of the predictions: a small text is
+    learned by heart later (Pereyra et al. 2017)."""
     eval_every: int = 250
     """Steps between evaluations; each also saves a checkpoint and writes a sample."""
     log_every: int = 10

@@ -35,12 +35,12 @@ def exit_code(main: Callable[[], int | None]) -> int:
             os.environ.setdefault("GOMP_SPINCOUNT", "1000")
         return main() or 0
     except UsageError as error:
-        tell(f"error: {shortened(printable(str(error)), LONGEST_MESSAGE)}")
+        to_stderr(f"error: {shortened(printable(str(error)), LONGEST_MESSAGE)}")
         return error.exit_code
     except (MemoryError, RuntimeError) as error:
         if not isinstance(error, MemoryError) and "t allocate memory" not in str(error):
             raise
-        tell("error: out of memory; try smaller settings, or fewer at once")
+        to_stderr("error: out of memory; try smaller settings, or fewer at once")
         return UsageError.exit_code
     except KeyboardInterrupt:
         return 130
@@ -51,7 +51,7 @@ def exit_code(main: Callable[[], int | None]) -> int:
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
             raise
-        tell(f"error: cannot write: {error.strerror}; make room")
+        to_stderr(f"error: cannot write: {error.strerror}; make room")
         discard(sys.stdout)
         return DiskError.exit_code
     finally:
@@ -60,7 +60,7 @@ def exit_code(main: Callable[[], int | None]) -> int:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-def tell(text: str) -> None:
+def to_stderr(text: str) -> None:
     """A line on standard error. One that cannot be written is lost, and so are all later ones."""
     try:
         print(text, file=sys.stderr, flush=True)

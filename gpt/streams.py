@@ -4,7 +4,7 @@
     (seed, "dropout", step)          what a step drops                   gpt.training.loop
     (seed, "sample", row)            the characters of a sample          gpt.sampling.generate
     (seed, "batches", step)          the windows of a step: counter-based, see gpt.text.windows
-    (seed, "epochs", epoch)          the same for windows = "epochs"
+    (seed, "epochs", epoch)          the order of the windows of an epoch: the same
 
 Nothing draws from a stream that is not its own, and evaluation draws from none.
 """

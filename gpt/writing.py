@@ -11,7 +11,7 @@ from typing import TextIO
 import torch
 
 from gpt.errors import DiskError, UsageError
-from gpt.exits import hear_interrupts, tell
+from gpt.exits import hear_interrupts, to_stderr
 from gpt.model.gpt import GPT
 from gpt.sampling.generate import generate
 from gpt.sampling.options import FEW, SampleCommand, SampleCompute
@@ -186,4 +186,4 @@ class Writer:
 def say(text: str) -> None:
     """One line on standard error, where there is one."""
     if sys.stderr is not None:
-        tell(printable(text))
+        to_stderr(printable(text))

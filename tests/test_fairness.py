@@ -17,7 +17,6 @@ from gpt.lab.trials import Trial
 from gpt.lab.workers import run_trials
 from gpt.model.gpt import GPT
 from gpt.text import windows
-from gpt.training import loop
 from gpt.training.machine import set_up
 
 SMALL = {
@@ -119,7 +118,7 @@ def test_other_batches_are_refused(base, monkeypatch):
     def later(seed, step, *sizes):
         return windows.window_starts(seed, step + (step == 3), *sizes)
 
-    monkeypatch.setitem(loop.WINDOWS, "random", later)
+    monkeypatch.setitem(windows.WINDOW_STARTS, "random", later)
     with pytest.raises(UsageError, match="differ in batches,"):
         refuse_unfair([outcome("pre", honest), outcome("post", hashes_of(base))])
 
@@ -177,6 +176,7 @@ def test_arms_are_compared_within_a_seed_only(base):
         ({"batch_size": 6}, "batch_size"),
         ({"grad_accumulation": 2}, "grad_accumulation"),
         ({"context_length": 8}, "context_length"),
+        ({"windows": "epochs"}, "windows"),
     ],
 )
 def test_arms_that_cannot_be_equal_are_refused_before_anything_runs(base, changes, needle):

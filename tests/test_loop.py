@@ -177,7 +177,7 @@ def test_the_confidence_penalty_moves_the_gradient_and_not_the_loss_that_is_told
     log_p = logits.log_softmax(-1)
     p, one_hot = log_p.exp(), torch.eye(5)[targets]
     h = -(p * log_p).sum(-1, keepdim=True)
-    assert loop.entropy(logits).item() == pytest.approx(h.mean().item(), rel=1e-12)
+    assert loop.entropy(log_p).item() == pytest.approx(h.mean().item(), rel=1e-12)
     loss = -(one_hot * log_p).sum(-1).mean().item()
     for beta in (0.0, 0.3):
         table.grad = None

@@ -90,6 +90,10 @@ def refuse_unfair(outcomes: Sequence[Outcome], strict: bool = False) -> list[str
     return list(dict.fromkeys(warnings))
 
 
+EQUAL = {"steps", "batch_size", "grad_accumulation", "context_length", "windows", "seed"}
+"""Settings without which arms would not learn from the same characters."""
+
+
 def refuse_unequal_plans(configs: dict[str, RunConfig]) -> list[str]:
     """The same before anything has run, from the arms' configs; return warnings.
 
@@ -104,9 +108,7 @@ def refuse_unequal_plans(configs: dict[str, RunConfig]) -> list[str]:
             key: pair for key, pair in changed(base, config).items() if before[key] != after[key]
         }
         unequal = [
-            f"{key} ({old} and {new})"
-            for key, (old, new) in settings.items()
-            if key in ("steps", "batch_size", "grad_accumulation", "context_length", "seed")
+            f"{key} ({old} and {new})" for key, (old, new) in settings.items() if key in EQUAL
         ]
         if unequal:
             raise UsageError(

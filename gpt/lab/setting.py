@@ -14,6 +14,8 @@ _SENTENCE = (
     ("", "characters", " characters a step"),
 )  # fmt: skip
 """Words before a value, its name, words after it."""
+_IF_CHANGED = ("windows", "attention_dropout", "confidence_penalty")
+"""Told where they are not those of the block of the teaching texts."""
 _TOLD = {name for _, name, _ in _SENTENCE}
 _TOLD |= {"optimizer", "beta1", "beta2", "muon_momentum", "batch_size", "grad_accumulation"}
 _UNTOLD = {"seed", "text", "threads"}
@@ -27,8 +29,10 @@ def setting_of(configs: Sequence[RunConfig], seeds: Sequence[int], code: str, da
     """
     flats = [_facts(config.resolved()) for config in configs]
     parts = [f"{before}{_values(flats, name)}{after}" for before, name, after in _SENTENCE]
+    usual = _facts(RunConfig().resolved())
     for name in sorted(flats[0].keys() - _TOLD - _UNTOLD):
-        if len({flat[name] for flat in flats}) > 1:
+        values = {flat[name] for flat in flats}
+        if len(values) > 1 or (name in _IF_CHANGED and values != {usual[name]}):
             parts.append(f"{name} {_values(flats, name)}")
     return (
         f"Setting: {', '.join(parts)}; seeds {ranges(seeds)}; "

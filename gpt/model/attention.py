@@ -79,7 +79,8 @@ class MultiHeadAttention(nn.Module):
     The heads share one matrix product a projection, then are split: d_k = d_model / n_heads. With
     ``n_kv_heads < n_heads`` several query heads share a key and value head (Ainslie et al. 2023,
     arXiv 2305.13245). ``qk_norm`` divides each head's query and key by its root mean square (Henry
-    et al. 2020, arXiv 2010.04245), before any rotation.
+    et al. 2020, arXiv 2010.04245), before any rotation. ``attention_dropout`` drops attention
+    weights, ``dropout`` parts of the result.
     Shapes: x and the result ``(B, T, d_model)``. Source: Vaswani et al. 2017, 3.2.2.
     """
 

@@ -2,10 +2,10 @@
 //
 // Each function is one autograd node of gpt/training/kernels.py, where its mathematics stands. The
 // tensors are contiguous and their last axis is the fastest; `half` says that activations are
-// bfloat16, else they are float. All sums are in float; so is everything else, but that attention
-// rounds the factors of its products to bfloat16 where `half` is set and the processor multiplies
-// pairs of them. Work is split over OpenMP threads by rows or heads, and no sum crosses threads, so
-// results do not depend on the number of threads.
+// bfloat16, else they are float. All sums are in float; so is everything else, except that
+// attention rounds the factors of its products to bfloat16 where `half` is set and the processor
+// multiplies pairs of them. Work is split over OpenMP threads by rows or heads, and no sum crosses
+// threads, so results do not depend on the number of threads.
 
 #include <math.h>
 #include <stdint.h>
@@ -85,20 +85,21 @@ static void store(void *to, long start, const float *from, long n, int half) {
 // ---------------------------------------------------------------- small matrix products
 
 // The factors of a product are words of 32 bits along the axis that is summed over: one float each,
-// or, where `pair` is 2, two bfloat16 numbers that follow each other, the first in the lower half.
+// or, where `per_word` is 2, two bfloat16 numbers that follow each other, the first in the lower
+// half (the layout of VNNI instructions).
 
 #ifdef __AVX512BF16__
-enum { PAIR = 2 };  // the most numbers in a word
+enum { PER_WORD = 2 };  // the most numbers in a word
 
-ALWAYS vec plus_product(vec sum, float a, vec b, int pair) {
-    if (pair == 1) return sum + a * b;
+ALWAYS vec plus_product(vec sum, float a, vec b, int per_word) {  // vdpbf16ps: denormals count as 0
+    if (per_word == 1) return sum + a * b;
     return (vec)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_set1_ps(a), (__m512bh)b);
 }
 
 // The words of n numbers that follow each other in memory, n a multiple of WIDTH, written to `to`,
 // which may be x; x itself where a word is one number.
-static float *pack(float *to, float *x, long n, int pair) {
-    if (pair == 1) return x;
+static float *pack(float *to, float *x, long n, int per_word) {
+    if (per_word == 1) return x;
     for (long i = 0; i < n; i += WIDTH) {
         __m256bh halves = _mm512_cvtneps_pbh(_mm512_loadu_ps(x + i));
         _mm256_storeu_si256((__m256i *)(to + i / 2), (__m256i)halves);
@@ -106,10 +107,10 @@ static float *pack(float *to, float *x, long n, int pair) {
     return to;
 }
 
-// The same of numbers that stand one above the other, in two rows; a last odd row has zeros below.
-// `stride` is from row to row, of numbers and of words.
-static float *stack(float *to, float *x, long rows, long n, long stride, int pair) {
-    if (pair == 1) return x;
+// The words of numbers that stand one above the other, in two rows; a last odd row has zeros below.
+// `stride` is from row to row, of numbers and of words. Nothing is done where a word is one number.
+static void stack(float *to, const float *x, long rows, long n, long stride, int per_word) {
+    if (per_word == 1) return;
     for (long r = 0; r < rows; r += 2)
         for (long i = 0; i < n; i += WIDTH) {
             __m512 upper = _mm512_loadu_ps(x + r * stride + i), lower = _mm512_setzero_ps();
@@ -119,18 +120,21 @@ static float *stack(float *to, float *x, long rows, long n, long stride, int pai
             __m512i words = _mm512_or_si512(first, _mm512_slli_epi32(second, 16));
             _mm512_storeu_si512(to + r / 2 * stride + i, words);
         }
-    return to;
 }
 #else
-enum { PAIR = 1 };
-ALWAYS vec plus_product(vec sum, float a, vec b, int pair) { return sum + a * b; }
-static float *pack(float *to, float *x, long n, int pair) { return x; }
-static float *stack(float *to, float *x, long rows, long n, long stride, int pair) { return x; }
+enum { PER_WORD = 1 };
+ALWAYS vec plus_product(vec sum, float a, vec b, int per_word) { return sum + a * b; }
+static float *pack(float *to, float *x, long n, int per_word) { return x; }
+static void stack(float *to, const float *x, long rows, long n, long stride, int per_word) {}
 #endif
+
+_Static_assert(ROWS % PER_WORD == 0 && WIDTH % PER_WORD == 0, "tiles begin with a whole word");
+
+static long words(long numbers, int per_word) { return (numbers + per_word - 1) / per_word; }
 
 // C (+)= A B for a tile of `rows` x `vecs` vectors, K words. A[m][k] is at a[m * a_m + k * a_k], so
 // that a transposed A costs nothing; rows of B and C are b_k and c_m apart.
-ALWAYS void tile(int pair, int rows, int vecs, long K, const float *a, long a_m, long a_k,
+ALWAYS void tile(int per_word, int rows, int vecs, long K, const float *a, long a_m, long a_k,
                  const float *b, long b_k, float *c, long c_m, int add) {
     vec sum[ROWS][TILE];
     for (int m = 0; m < rows; m++)
@@ -141,33 +145,38 @@ ALWAYS void tile(int pair, int rows, int vecs, long K, const float *a, long a_m,
         for (int n = 0; n < vecs; n++) w[n] = *(const vec *)(b + n * WIDTH);
         for (int m = 0; m < rows; m++)
             for (int n = 0; n < vecs; n++)
-                sum[m][n] = plus_product(sum[m][n], a[m * a_m], w[n], pair);
+                sum[m][n] = plus_product(sum[m][n], a[m * a_m], w[n], per_word);
     }
     for (int m = 0; m < rows; m++)
         for (int n = 0; n < vecs; n++) *(vec *)(c + m * c_m + n * WIDTH) = sum[m][n];
 }
 
 #define ARGUMENTS K, a, a_m, a_k, b, b_k, c, c_m, add
-#define ROW_CASE(rows, vecs)                    \
-    case rows:                                  \
-        if (pair == 1)                          \
-            tile(1, rows, vecs, ARGUMENTS);     \
-        else                                    \
-            tile(PAIR, rows, vecs, ARGUMENTS);  \
-        break;
-#define ROW_CASES(vecs)                                                                   \
-    switch (rows) {                                                                       \
-        ROW_CASE(6, vecs) ROW_CASE(5, vecs) ROW_CASE(4, vecs) ROW_CASE(3, vecs)           \
-        ROW_CASE(2, vecs) ROW_CASE(1, vecs)                                               \
+#define ROW_CASES(vecs)                                           \
+    switch (rows) {                                               \
+    case 6: tile(per_word, 6, vecs, ARGUMENTS); break;            \
+    case 5: tile(per_word, 5, vecs, ARGUMENTS); break;            \
+    case 4: tile(per_word, 4, vecs, ARGUMENTS); break;            \
+    case 3: tile(per_word, 3, vecs, ARGUMENTS); break;            \
+    case 2: tile(per_word, 2, vecs, ARGUMENTS); break;            \
+    case 1: tile(per_word, 1, vecs, ARGUMENTS); break;            \
     }
 
-// At most ROWS rows, N columns, a multiple of WIDTH; sums over K numbers.
-static void product(int pair, int rows, long N, long numbers, const float *a, long a_m, long a_k,
-                    const float *b, long b_k, float *c, long c_m, int add) {
-    long n = N / WIDTH, K = (numbers + pair - 1) / pair;
+ALWAYS void product_of(int per_word, int rows, long N, long K, const float *a, long a_m, long a_k,
+                       const float *b, long b_k, float *c, long c_m, int add) {
+    long n = N / WIDTH;
     for (; n >= TILE; n -= TILE, b += TILE * WIDTH, c += TILE * WIDTH) ROW_CASES(TILE)
     for (; n >= 2; n -= 2, b += 2 * WIDTH, c += 2 * WIDTH) ROW_CASES(2)
     for (; n > 0; n--, b += WIDTH, c += WIDTH) ROW_CASES(1)
+}
+
+// At most ROWS rows, N columns, a multiple of WIDTH; sums over K words.
+static void product(int per_word, int rows, long N, long K, const float *a, long a_m, long a_k,
+                    const float *b, long b_k, float *c, long c_m, int add) {
+    if (per_word == 1)
+        product_of(1, rows, N, ARGUMENTS);
+    else
+        product_of(PER_WORD, rows, N, ARGUMENTS);
 }
 
 // ---------------------------------------------------------------- attention
@@ -311,8 +320,8 @@ static float *numbers(long n) { return aligned_alloc(64, (n * sizeof(float) / 64
 // memory is short.
 int attention_forward(const void *joined, void *out, const Shape *s) {
     long T = s->T, width = padded(s->d_k), across = padded(T), shared = s->n_heads / s->n_kv_heads;
-    int failed = 0, pair = s->half ? PAIR : 1;
-    long words = width / pair;  // in a packed row
+    int failed = 0, per_word = s->half ? PER_WORD : 1;
+    long wide = width / per_word, d_k = words(s->d_k, per_word);  // words in a packed row
 #pragma omp parallel
     {
         float *q = numbers((3 * T + ROWS) * width + (width + ROWS) * across);
@@ -323,27 +332,28 @@ int attention_forward(const void *joined, void *out, const Shape *s) {
             failed = 1;
         }
 #pragma omp for schedule(static)
-        for (long both = 0; both < s->B * s->n_kv_heads; both++) {
+        for (long pair = 0; pair < s->B * s->n_kv_heads; pair++) {
             if (!q) continue;
-            long b = both / s->n_kv_heads, group = both % s->n_kv_heads;
+            long b = pair / s->n_kv_heads, group = pair % s->n_kv_heads;
             gather_turned(k, joined, b, s->n_heads + group, s, 1.0f);
             gather(v, joined, b, s->n_heads + s->n_kv_heads + group, all_heads(s), s);
-            transpose(kT, pack(k, k, T * width, pair), T, words);
-            stack(v, v, T, width, width, pair);
+            transpose(kT, pack(k, k, T * width, per_word), T, wide);
+            stack(v, v, T, width, width, per_word);
             for (long head = group * shared; head < (group + 1) * shared; head++) {
                 gather_turned(q, joined, b, head, s, 1.0f / sqrtf(s->d_k));
-                pack(q, q, T * width, pair);
+                pack(q, q, T * width, per_word);
                 for (long i = 0; i < T; i += ROWS) {
                     long rows = least(ROWS, T - i), n = padded(i + rows);
-                    product(pair, rows, n, s->d_k, q + i * words, words, 1, kT, across, p, across,
+                    product(per_word, rows, n, d_k, q + i * wide, wide, 1, kT, across, p, across,
                             0);
                     for (long r = 0; r < rows; r++) {
                         float *pr = p + r * across;
                         softmax(pr, i + r, n);
                         drop_weights(pr, n, s, (b * s->n_heads + head) * T + i + r);
-                        pack(pr, pr, n, pair);
+                        pack(pr, pr, n, per_word);
                     }
-                    product(pair, rows, width, i + rows, p, across, 1, v, width, o, width, 0);
+                    product(per_word, rows, width, words(i + rows, per_word), p, across, 1, v,
+                            width, o, width, 0);
                     for (long r = 0; r < rows; r++) {
                         long start = place(s, b, i + r, head, s->n_heads);
                         store(out, start, o + r * width, s->d_k, s->half);
@@ -360,47 +370,48 @@ int attention_forward(const void *joined, void *out, const Shape *s) {
 int attention_backward(const void *joined, const void *g_out, void *g_joined, const Shape *s) {
     long T = s->T, width = padded(s->d_k), across = padded(T), shared = s->n_heads / s->n_kv_heads;
     float scale = 1.0f / sqrtf(s->d_k);
-    int failed = 0, pair = s->half ? PAIR : 1;
-    long words = width / pair;  // in a packed row
+    int failed = 0, per_word = s->half ? PER_WORD : 1;
+    long wide = width / per_word, d_k = words(s->d_k, per_word);  // words in a packed row
 #pragma omp parallel
     {
         long matrix = T * width, turned = width * across;
-        long weights = (T + 1) / pair * across, few = ROWS * across;
-        float *q = numbers(9 * matrix + 2 * turned + 2 * weights + 2 * few + width);
+        long weights = words(T, per_word) * across, of_tile = ROWS * across;
+        float *q = numbers(9 * matrix + 2 * turned + 2 * weights + 2 * of_tile + width);
         float *k = q + matrix, *v = k + matrix, *g_o = v + matrix, *g_q = g_o + matrix;
         float *g_k = g_q + matrix, *g_v = g_k + matrix;
-        float *q_room = g_v + matrix, *g_o_room = q_room + matrix;
-        float *kT = g_o_room + matrix, *vT = kT + turned, *p = vT + turned, *g_p = p + weights;
-        float *p_room = g_p + weights, *g_p_room = p_room + few, *x = g_p_room + few;
+        float *q_packed = g_v + matrix, *g_o_packed = q_packed + matrix;
+        float *kT = g_o_packed + matrix, *vT = kT + turned, *p = vT + turned, *g_p = p + weights;
+        float *p_tile = g_p + weights, *g_p_tile = p_tile + of_tile, *x = g_p_tile + of_tile;
         if (!q) {
 #pragma omp atomic write
             failed = 1;
         }
 #pragma omp for schedule(static)
-        for (long both = 0; both < s->B * s->n_kv_heads; both++) {
+        for (long pair = 0; pair < s->B * s->n_kv_heads; pair++) {
             if (!q) continue;
-            long b = both / s->n_kv_heads, group = both % s->n_kv_heads;
+            long b = pair / s->n_kv_heads, group = pair % s->n_kv_heads;
             long v_head = s->n_heads + s->n_kv_heads + group;
             gather_turned(k, joined, b, s->n_heads + group, s, 1.0f);
             gather(v, joined, b, v_head, all_heads(s), s);
-            transpose(kT, pack(q, k, matrix, pair), T, words);
-            transpose(vT, pack(v, v, matrix, pair), T, words);
-            stack(k, k, T, width, width, pair);
+            transpose(kT, pack(q, k, matrix, per_word), T, wide);  // q is free here
+            transpose(vT, pack(v, v, matrix, per_word), T, wide);
+            stack(k, k, T, width, width, per_word);
             memset(g_k, 0, 2 * matrix * sizeof(float));
             for (long head = group * shared; head < (group + 1) * shared; head++) {
                 gather_turned(q, joined, b, head, s, scale);
                 gather(g_o, g_out, b, head, s->n_heads, s);
-                const float *q_rows = pack(q_room, q, matrix, pair);
-                const float *g_o_rows = pack(g_o_room, g_o, matrix, pair);
-                stack(q, q, T, width, width, pair);
-                stack(g_o, g_o, T, width, width, pair);
+                const float *q_rows = pack(q_packed, q, matrix, per_word);
+                const float *g_o_rows = pack(g_o_packed, g_o, matrix, per_word);
+                stack(q, q, T, width, width, per_word);
+                stack(g_o, g_o, T, width, width, per_word);
                 for (long i = 0; i < T; i += ROWS) {
                     long rows = least(ROWS, T - i), n = padded(i + rows);
-                    float *here = p + i / pair * across, *g_here = g_p + i / pair * across;
-                    float *pi = pair == 1 ? here : p_room, *gi = pair == 1 ? g_here : g_p_room;
-                    product(pair, rows, n, s->d_k, q_rows + i * words, words, 1, kT, across, pi,
+                    float *p_words = p + i / per_word * across, *pi = p_tile;
+                    float *g_p_words = g_p + i / per_word * across, *gi = g_p_tile;
+                    if (per_word == 1) pi = p_words, gi = g_p_words;
+                    product(per_word, rows, n, d_k, q_rows + i * wide, wide, 1, kT, across, pi,
                             across, 0);
-                    product(pair, rows, n, s->d_k, g_o_rows + i * words, words, 1, vT, across, gi,
+                    product(per_word, rows, n, d_k, g_o_rows + i * wide, wide, 1, vT, across, gi,
                             across, 0);
                     for (long r = 0; r < rows; r++) {
                         float *pr = pi + r * across, *gr = gi + r * across;
@@ -410,19 +421,20 @@ int attention_backward(const void *joined, const void *g_out, void *g_joined, co
                         softmax_backward(gr, pr, n);
                         drop_weights(pr, n, s, query);
                     }
-                    stack(here, pi, rows, n, across, pair);
-                    stack(g_here, gi, rows, n, across, pair);
+                    stack(p_words, pi, rows, n, across, per_word);
+                    stack(g_p_words, gi, rows, n, across, per_word);
                     for (long r = 0; r < rows; r++)
-                        pack(gi + r * across, gi + r * across, n, pair);
-                    product(pair, rows, width, i + rows, gi, across, 1, k, width,
-                            g_q + i * width, width, 0);
+                        pack(gi + r * across, gi + r * across, n, per_word);
+                    product(per_word, rows, width, words(i + rows, per_word), gi, across, 1, k,
+                            width, g_q + i * width, width, 0);
                 }
                 for (long j = 0; j < T; j += ROWS) {  // keys j .. are seen by the queries j ..
-                    long rows = least(ROWS, T - j), start = j / pair * across + j, row = j * width;
-                    product(pair, rows, width, T - j, p + start, 1, across, g_o + row / pair,
-                            width, g_v + row, width, 1);
-                    product(pair, rows, width, T - j, g_p + start, 1, across, q + row / pair,
-                            width, g_k + row, width, 1);
+                    long rows = least(ROWS, T - j), n = words(T - j, per_word), row = j * width;
+                    long weight = j / per_word * across + j, query = row / per_word;
+                    product(per_word, rows, width, n, p + weight, 1, across, g_o + query, width,
+                            g_v + row, width, 1);
+                    product(per_word, rows, width, n, g_p + weight, 1, across, q + query, width,
+                            g_k + row, width, 1);
                 }
                 scatter_turned(g_joined, joined, g_q, b, head, s, scale, x);
             }

@@ -35,38 +35,37 @@ def window_starts(
 def window_starts_in_epochs(
     seed: int, step: int, n_windows: int, n_chars: int, context_length: int
 ) -> np.ndarray:
-    """The same for windows drawn without replacement: what was read comes again in the next epoch.
+    """Windows drawn without replacement: what was read comes again in the next epoch only.
 
-    An epoch is the text cut into windows that touch, in random order; where the first begins is
-    drawn anew, so that windows begin elsewhere in every epoch. (At either end up to context_length
-    characters belong to no window of an epoch.) Steps follow each other through the epochs, each
-    n_windows further.
+    An epoch is the text cut into windows that touch, in random order. Where the first begins is
+    drawn anew, so that windows begin elsewhere in every epoch, and the characters that are left
+    over at either end (less than two windows) are others. Steps follow each other through the
+    epochs, each n_windows further, as long as their number stays the same.
     """
-    of_an_epoch = len(_epoch(seed, 0, n_chars, context_length))
-    numbers = np.arange(step * n_windows, (step + 1) * n_windows)
-    parts = [
-        _epoch(seed, int(epoch), n_chars, context_length)[
-            numbers[numbers // of_an_epoch == epoch] % of_an_epoch
-        ]
-        for epoch in np.unique(numbers // of_an_epoch)
-    ]
-    return np.concatenate(parts)
+    per_epoch = max(1, (n_chars - context_length) // context_length)
+    numbers = range(step * n_windows, (step + 1) * n_windows)
+    return np.array([
+        _epoch(seed, n // per_epoch, per_epoch, n_chars, context_length)[n % per_epoch]
+        for n in numbers
+    ])  # fmt: skip
 
 
 @functools.lru_cache(maxsize=2)
-def _epoch(seed: int, epoch: int, n_chars: int, context_length: int) -> np.ndarray:
-    """First characters of all windows of an epoch, in their order.
+def _epoch(seed: int, epoch: int, n_windows: int, n_chars: int, context_length: int) -> np.ndarray:
+    """First characters of all windows of an epoch, int64, in their order.
 
-    Philox as in ``window_starts``, counter ``(0, epoch, 0, 0)``: the first word modulo
-    context_length is where the first window begins, the others sort the windows.
+    Philox as in ``window_starts``, counter ``(0, epoch, 0, 0)``: the first word says where the first
+    window begins, the others sort the windows.
     """
     n_starts = n_chars - context_length
     assert n_starts >= 1, f"{n_chars} characters hold no window of {context_length} + 1"
-    n_windows = max(1, n_starts // context_length)
     bits = np.random.Philox(key=_words(seed, EPOCH_STREAM), counter=_words(0, epoch, 0, 0))
-    first, *_ = bits.random_raw(1) % np.uint64(min(context_length, n_starts))
-    order = np.argsort(bits.random_raw(n_windows), kind="stable")
-    return order * context_length + np.int64(first)
+    first = bits.random_raw() % (n_starts - (n_windows - 1) * context_length)
+    return first + context_length * np.argsort(bits.random_raw(n_windows), kind="stable")
+
+
+WINDOW_STARTS = {"random": window_starts, "epochs": window_starts_in_epochs}
+"""By the names of the setting ``windows``."""
 
 
 def take(ids: np.ndarray, starts: np.ndarray, context_length: int) -> tuple[np.ndarray, np.ndarray]:

@@ -20,12 +20,7 @@ from gpt import streams
 from gpt.config import TrainingConfig
 from gpt.errors import NonFiniteError
 from gpt.model.gpt import GPT, evaluating
-from gpt.text.windows import (
-    evaluation_batches,
-    take,
-    window_starts,
-    window_starts_in_epochs,
-)
+from gpt.text.windows import WINDOW_STARTS, evaluation_batches, take
 from gpt.training.optimisers import set_learning_rate
 from gpt.training.schedules import learning_rate
 from gpt.training.updates import UpdateRule
@@ -124,15 +119,12 @@ def train(
     return done
 
 
-WINDOWS = {"random": window_starts, "epochs": window_starts_in_epochs}
-
-
 def step_windows(
     config: TrainingConfig, step: int, n_chars: int, context_length: int
 ) -> np.ndarray:
     """Where the windows of a step start: ``(grad_accumulation, batch_size)``."""
     accumulation, batch = config.grad_accumulation, config.batch_size
-    draw = WINDOWS[config.windows]
+    draw = WINDOW_STARTS[config.windows]
     starts = draw(config.seed, step, accumulation * batch, n_chars, context_length)
     return starts.reshape(accumulation, batch)
 
@@ -142,17 +134,23 @@ def loss_of(model: GPT, inputs: Tensor, targets: Tensor, reduction: str = "mean"
 
     Shapes: inputs and targets ``(B, T)`` ids -> scalar.
     """
-    return cross_entropy(model(inputs), targets, reduction)
+    return cross_entropy(log_probabilities(model, inputs), targets, reduction)
 
 
-def cross_entropy(logits: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
-    """The same from logits ``(B, T, vocab_size)``."""
-    return F.cross_entropy(_exact(logits).flatten(0, 1), targets.flatten(), reduction=reduction)
+def log_probabilities(model: GPT, inputs: Tensor) -> Tensor:
+    """``(B, T)`` ids -> ``(B, T, vocab_size)``, in float32 or better."""
+    logits = model(inputs)
+    exact = logits if logits.dtype == torch.float64 else logits.float()
+    return F.log_softmax(exact, dim=-1)
 
 
-def entropy(logits: Tensor) -> Tensor:
+def cross_entropy(log_p: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
+    """``-log p(target)`` in nats: the mean over ``(B, T)``, or the sum."""
+    return F.nll_loss(log_p.flatten(0, 1), targets.flatten(), reduction=reduction)
+
+
+def entropy(log_p: Tensor) -> Tensor:
     """Mean entropy of the predictions, in nats: 0 where all are sure, ln(vocab_size) at most."""
-    log_p = F.log_softmax(_exact(logits), dim=-1)
     return -(log_p.exp() * log_p).sum(dim=-1).mean()
 
 
@@ -162,20 +160,18 @@ def backward(
     autocast: Autocast,
     confidence_penalty: float = 0.0,
 ) -> float:
-    """Leave a gradient in the parameters, over all batches; return their mean loss.
+    """Leave the gradient of ``loss - confidence_penalty entropy``, the mean over all batches, in
+    the parameters; return the mean loss, without the penalty.
 
-    It is the gradient of ``loss - confidence_penalty entropy``.
-    Source: Pereyra et al. 2017, arXiv 1701.06548, section 3.
+    Source of the penalty: Pereyra et al. 2017, arXiv 1701.06548, section 3.
     """
     pairs = list(batches)
     total = 0.0
     for inputs, targets in pairs:
         with autocast():
-            logits = model(inputs)  # (B, T) -> (B, T, vocab_size)
-            loss = cross_entropy(logits, targets)
-            objective = loss
-            if confidence_penalty:
-                objective = loss - confidence_penalty * entropy(logits)
+            log_p = log_probabilities(model, inputs)
+            loss = cross_entropy(log_p, targets)
+            objective = loss - confidence_penalty * entropy(log_p) if confidence_penalty else loss
         (objective / len(pairs)).backward()
         total += loss.item() / len(pairs)
     return total
@@ -221,11 +217,6 @@ def _moved(part: np.ndarray, device: torch.device) -> Tensor:
     if device.type == "cuda":
         return tensor.pin_memory().to(device, non_blocking=True)
     return tensor.to(device)
-
-
-def _exact(logits: Tensor) -> Tensor:
-    """In float32 or better."""
-    return logits if logits.dtype == torch.float64 else logits.float()
 
 
 def _shortened(numbers: list[int], most: int = 64) -> str:

@@ -156,8 +156,8 @@ def memory(config: RunConfig, vocab_size: int) -> dict[str, int]:
 
     Four bytes a number. AdamW keeps two numbers a parameter, Muon one. Autograd keeps of each
     character and block 9 d_model (norms 4, queries, keys and values 3, heads 2), d_ff before and
-    after the activation (swiglu: four times d_ff), and three numbers a logit; dropout adds up to
-    half, bfloat16 takes about a fifth off.
+    after the activation (swiglu: four times d_ff), and three numbers a logit (five with a
+    confidence penalty); dropout adds up to half, bfloat16 takes about a fifth off.
     """
     model, training = config.model.resolved(), config.training
     assert model.d_ff is not None
@@ -165,12 +165,13 @@ def memory(config: RunConfig, vocab_size: int) -> dict[str, int]:
     n_parameters = sum(kinds.values())
     state = 2 * n_parameters - (kinds["matrices"] if training.optimizer == "muon" else 0)
     kept = 9 * model.d_model + (4 if model.activation == "swiglu" else 2) * model.d_ff
+    of_logits = 5 if training.confidence_penalty else 3
     characters = training.batch_size * model.context_length
     return {
         "weights": 4 * n_parameters,
         "gradients": 4 * n_parameters,
         "optimiser": 4 * state,
-        "activations": 4 * characters * (model.n_layers * kept + 3 * vocab_size),
+        "activations": 4 * characters * (model.n_layers * kept + of_logits * vocab_size),
     }
 
 

@@ -21,16 +21,22 @@ def say(text: str = "") -> None:
 
     When the reader of stdout has gone away, this and all later lines are dropped.
     """
-    with _surviving_broken_streams(sys.stdout):
-        tqdm.write(printable(text), file=sys.stdout)
-        sys.stdout.flush()
+    _write_line(sys.stdout, text)
 
 
 def warn(text: str) -> None:
     """The same on stderr."""
-    with _surviving_broken_streams(sys.stderr):
-        tqdm.write(printable(f"warning: {text}"), file=sys.stderr)
-        sys.stderr.flush()
+    _write_line(sys.stderr, f"warning: {text}")
+
+
+def _write_line(stream: TextIO, text: str) -> None:
+    with (
+        _surviving_broken(sys.stderr),  # a bar is taken away for the line, and drawn again
+        tqdm.external_write_mode(file=stream),
+        _surviving_broken(stream),
+    ):
+        stream.write(printable(text) + "\n")
+        stream.flush()
 
 
 class Progress:
@@ -40,7 +46,7 @@ class Progress:
         self.steps, self.quiet = steps, quiet
         self.bar: tqdm | None = None
         if _is_terminal(sys.stderr) and not quiet:
-            with _surviving_broken_streams(sys.stderr):
+            with _surviving_broken(sys.stderr):
                 self.bar = tqdm(total=steps, initial=first_step, unit="step", dynamic_ncols=True)
                 self.bar._time = time.monotonic  # tqdm's own is the time of day, which may be set
                 self.bar.start_t = self.bar.last_print_t = time.monotonic()
@@ -62,7 +68,7 @@ class Progress:
             self.part = part
             return
         val = "" if self.val_loss is None else f"val {self.val_loss:.3f}, "
-        with _surviving_broken_streams(sys.stderr):
+        with _surviving_broken(sys.stderr):
             self.bar.set_postfix_str(
                 f"train {loss:.3f}, {val}{speed / 1000:.1f}k characters/s", refresh=False
             )
@@ -80,7 +86,7 @@ class Progress:
     def __exit__(self, *_: object) -> None:
         """Leave the bar where it is and give the line back."""
         if self.bar is not None:
-            with _surviving_broken_streams(sys.stderr):
+            with _surviving_broken(sys.stderr):
                 self.bar.close()
 
 
@@ -93,24 +99,11 @@ def _is_terminal(stream: TextIO) -> bool:
 
 
 @contextlib.contextmanager
-def _surviving_broken_streams(written: TextIO) -> Iterator[None]:
-    """A stream that cannot be written any more is discarded, and nothing is raised.
-
-    It may be the other one: a line moves the bar, and the bar waits for the line.
-    """
+def _surviving_broken(stream: TextIO) -> Iterator[None]:
+    """A stream that cannot be written any more is discarded, and nothing is raised."""
     try:
         yield
     except OSError:
-        broken = [stream for stream in (sys.stderr, sys.stdout) if not _flushed(stream)]
-        for stream in broken or [written]:  # without a buffer there was nothing to flush
-            discard(stream)
-            if stream is sys.stdout:
-                warn("standard output cannot be written any more; training goes on")
-
-
-def _flushed(stream: TextIO) -> bool:
-    try:
-        stream.flush()
-        return True
-    except OSError:
-        return False
+        discard(stream)
+        if stream is sys.stdout:
+            warn("standard output cannot be written any more; training goes on")

@@ -78,11 +78,11 @@ def into_loss(monkeypatch, value: float, of_batch: int) -> Callable[[SmallRun], 
     def do(run: SmallRun) -> None:
         cross_entropy, batch = loop.cross_entropy, -1
 
-        def poisoned(logits, *arguments):
+        def poisoned(log_p, *arguments):
             nonlocal batch
-            loss = cross_entropy(logits, *arguments)
-            batch += logits.requires_grad
-            return loss * value if logits.requires_grad and batch == of_batch else loss
+            loss = cross_entropy(log_p, *arguments)
+            batch += log_p.requires_grad
+            return loss * value if log_p.requires_grad and batch == of_batch else loss
 
         monkeypatch.setattr(loop, "cross_entropy", poisoned)
 

@@ -54,8 +54,8 @@ def window_starts_in_epochs(
 def _epoch(seed: int, epoch: int, n_windows: int, n_chars: int, context_length: int) -> np.ndarray:
     """First characters of all windows of an epoch, int64, in their order.
 
-    Philox as in ``window_starts``, counter ``(0, epoch, 0, 0)``: the first word says where the first
-    window begins, the others sort the windows.
+    Philox as in ``window_starts``, counter ``(0, epoch, 0, 0)``: the first word says where the
+    first window begins, the others sort the windows.
     """
     n_starts = n_chars - context_length
     assert n_starts >= 1, f"{n_chars} characters hold no window of {context_length} + 1"

@@ -216,10 +216,20 @@ static void turn(float *x, const Shape *s, long t, float direction) {
     }
 }
 
+// Asks for a row early: those of a head lie too far apart for the processor to foresee.
+static void fetch(const void *x, long b, long t, long head, long heads, const Shape *s) {
+    if (t >= s->T) return;
+    long size = s->half ? 2 : 4;
+    const char *row = (const char *)x + place(s, b, t, head, heads) * size;
+    for (long byte = 0; byte < s->d_k * size; byte += 64) __builtin_prefetch(row + byte);
+}
+enum { EARLY = 16 };  // rows
+
 // Rows t of one head, from (B, T, heads, d_k) to (T, padded d_k), zeros behind.
 static void gather(float *to, const void *from, long b, long head, long heads, const Shape *s) {
     long width = padded(s->d_k);
     for (long t = 0; t < s->T; t++) {
+        fetch(from, b, t + EARLY, head, heads, s);
         load(to + t * width, from, place(s, b, t, head, heads), s->d_k, s->half);
         memset(to + t * width + s->d_k, 0, (width - s->d_k) * sizeof(float));
     }
@@ -244,6 +254,7 @@ static void scatter_turned(void *to, const void *from, float *gradient, long b, 
     long width = padded(s->d_k);
     for (long t = 0; t < s->T; t++) {
         float *g = gradient + t * width;
+        fetch(to, b, t + EARLY, head, all_heads(s), s);
         long start = place(s, b, t, head, all_heads(s));
         for (long i = 0; i < s->d_k; i++) g[i] *= scale;
         if (s->cos) turn(g, s, t, -1.0f);
@@ -344,6 +355,7 @@ int attention_forward(const void *joined, void *out, const Shape *s) {
                 pack(q, q, T * width, per_word);
                 for (long i = 0; i < T; i += ROWS) {
                     long rows = least(ROWS, T - i), n = padded(i + rows);
+                    for (long r = 0; r < rows; r++) fetch(out, b, i + r, head, s->n_heads, s);
                     product(per_word, rows, n, d_k, q + i * wide, wide, 1, kT, across, p, across,
                             0);
                     for (long r = 0; r < rows; r++) {

@@ -76,7 +76,7 @@ class ModelConfig:
     dropout: float = 0.0
     """Probability of dropping an activation while training."""
     attention_dropout: float | None = None
-    """The same for the weights of attention (default: dropout, as it is when the run begins)."""
+    """Probability of dropping a weight of attention (default: that of dropout)."""
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -202,8 +202,8 @@ class TrainingConfig:
     grad_clip: float = 1.0
     """Largest total gradient norm; 0 turns clipping off."""
     confidence_penalty: float = 0.0
-    """Training minimises loss - confidence_penalty * entropy of the predictions: a small text is
-    learned by heart later (Pereyra et al. 2017)."""
+    """Training minimises loss - confidence_penalty * entropy of the predictions, so that a model
+    which reads a text often does not grow too sure; losses are told without it."""
     eval_every: int = 250
     """Steps between evaluations; each also saves a checkpoint and writes a sample."""
     log_every: int = 10

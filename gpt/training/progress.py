@@ -100,10 +100,13 @@ def _is_terminal(stream: TextIO) -> bool:
 
 @contextlib.contextmanager
 def _surviving_broken(stream: TextIO) -> Iterator[None]:
-    """A stream that cannot be written any more is discarded, and nothing is raised."""
+    """A stream that cannot be written any more is discarded, and nothing is raised.
+
+    Lines that nobody reads any more (``| head``) are no loss; those of a full disk are.
+    """
     try:
         yield
-    except OSError:
+    except OSError as error:
         discard(stream)
-        if stream is sys.stdout:
+        if stream is sys.stdout and not isinstance(error, BrokenPipeError):
             warn("standard output cannot be written any more; training goes on")

@@ -23,6 +23,7 @@ from gpt.checks import nearest
 from gpt.config import RunConfig, TextConfig, from_flat
 from gpt.config_files import read_toml
 from gpt.errors import UsageError
+from gpt.exits import to_stderr
 from gpt.text.printable import printable
 
 T = TypeVar("T")
@@ -98,7 +99,11 @@ def parse(cls: type[T], argv: Sequence[str], default: T, prog: str | None = None
             )  # fmt: skip
     except SystemExit as leaving:
         said.seek(0)
-        print(printable(said.read()), end="", file=sys.stderr if leaving.code else sys.stdout)
+        text = printable(said.read())
+        if leaving.code:
+            to_stderr(text.removesuffix("\n"))
+        else:
+            print(text, end="")
         raise
 
 

@@ -220,7 +220,8 @@ class TrainingConfig:
         for name in ("sample_chars", "weight_decay", "grad_clip", "confidence_penalty", "seed"):
             at_least(name, getattr(self, name), 0)
         at_least("warmup_steps", self.warmup_steps or 0, 0)
-        for name in ("learning_rate", "weight_decay", "grad_clip", "confidence_penalty"):
+        at_most("confidence_penalty", self.confidence_penalty, 100.0)
+        for name in ("learning_rate", "weight_decay", "grad_clip"):
             at_most(name, getattr(self, name), 1e30)  # what float32 can still be multiplied with
         if self.learning_rate <= 0:
             raise UsageError(f"learning_rate = {self.learning_rate} is not above 0; try 0.001")

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import errno
 import os
 import sys
 import time
@@ -133,6 +134,13 @@ class Writer:
                 prompt = self.prepare(input("> " if at_terminal else ""))
             except EOFError:
                 break
+            except OSError as error:
+                if error.errno != errno.EBADF:  # nohup leaves a standard input that has no reader
+                    raise
+                raise UsageError(
+                    f"cannot read standard input: {error.strerror}; give it a terminal, a pipe or "
+                    "a file, or a --prompt instead of --interactive"
+                ) from error
             except UsageError as error:
                 say(f"error: {error}")
                 continue

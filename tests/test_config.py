@@ -123,6 +123,7 @@ def toml_file(folder, text: str | bytes, name: str = "some.toml"):
         ({"warmup_steps": -1}, ["warmup_steps = -1", "less than 0", "choose 0 or more"]),
         ({"sample_chars": -1}, ["sample_chars = -1", "less than 0", "choose 0 or more"]),
         ({"weight_decay": -0.1}, ["weight_decay = -0.1", "less than 0", "choose 0 or more"]),
+        ({"confidence_penalty": 101.0}, ["confidence_penalty = 101.0", "100"]),
         ({"confidence_penalty": -0.5}, ["confidence_penalty = -0.5", "choose 0 or more"]),
         ({"grad_clip": -1.0}, ["grad_clip = -1.0", "less than 0", "choose 0 or more"]),
         ({"seed": -1}, ["seed = -1", "less than 0", "choose 0 or more"]),

@@ -31,6 +31,16 @@ def test_ctrl_c_is_exit_130_without_a_word(capsys):
     assert capsys.readouterr().err == ""
 
 
+def test_a_full_standard_error_changes_no_exit_code():
+    for words in (["--steps", "x"], ["--bogus"], ["nowhere.txt"]):
+        with open("/dev/full", "wb") as full:
+            ended = subprocess.run(
+                [sys.executable, "train.py", *words], stderr=full, stdout=subprocess.PIPE,
+                check=False, cwd=ROOT,
+            )  # fmt: skip
+        assert (ended.returncode, ended.stdout) == (2, b"")
+
+
 def test_a_full_disk_behind_standard_output_is_one_message():
     with open("/dev/full", "wb") as full:
         ended = subprocess.run(

@@ -38,7 +38,7 @@ RULES = {
     "gpt.native": set(),
     "gpt.sampling": BELOW | {"gpt.sampling", "gpt.native"},
     "gpt.exits": {"gpt.errors", "gpt.text"},
-    "gpt.commandline": SETTINGS | {"gpt.text"},
+    "gpt.commandline": SETTINGS | {"gpt.text", "gpt.exits"},
     "gpt.corpus": SETTINGS | {"gpt.text"},
     # The rest of the package puts those together; the lab and other formats are above it.
     "gpt": BELOW

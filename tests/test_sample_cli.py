@@ -326,6 +326,16 @@ def test_interactive_continues_each_line_and_survives_unknown_characters(sample,
     assert "U+DCFF" in err  # a byte that is not UTF-8
 
 
+@pytest.mark.slow
+def test_interactive_without_a_standard_input_to_read_is_one_message(start, alphabet):
+    with open(os.devnull, "wb") as unreadable:  # what nohup leaves on a terminal
+        process = start(alphabet, "--interactive", stdin=unreadable)
+        out, err = process.communicate()
+    assert (process.returncode, out) == (2, b"")
+    assert "cannot read standard input" in err.decode()
+    assert "Traceback" not in err.decode()
+
+
 def test_interactive_turns_differ_and_the_first_equals_the_plain_text(sample, alphabet):
     hot = (alphabet, "--temperature", "1e3", "--n_chars", "30", "--stop", "\n", "--seed", "5")
     code, out, _ = sample(*hot, "--interactive", stdin=b"a\na\na\na\n")

@@ -94,6 +94,7 @@ def test_starts_in_epochs_are_these_numbers_for_ever():
     assert (starts.dtype, starts.tolist()) == (np.int64, [854802, 466322, 659602, 609170])
     starts = window_starts_in_epochs(2**63 - 1, 10**9, 3, 1000, 64)
     assert starts.tolist() == [136, 712, 520]
+    assert len(window_starts_in_epochs(1, 10**20, 5, 20, 9)) == 5  # more epochs than a word counts
 
 
 def test_a_text_of_one_window_has_it_in_every_epoch():

@@ -101,4 +101,4 @@ def _in_rows(piece: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _words(*values: int) -> np.ndarray:
-    return np.array(values, np.uint64)
+    return np.array([value % 2**64 for value in values], np.uint64)

@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpt import commandline
@@ -126,6 +126,7 @@ def test_wrong_values_exit_with_2_and_no_traceback(capsys, preset, words):
     assert "Traceback" not in error
 
 
+@settings(deadline=None)
 @given(st.lists(st.text(max_size=12), max_size=5))
 def test_no_command_line_gives_a_traceback(words):
     preset = ROOT / "configs" / "default.toml"

@@ -1,5 +1,6 @@
 """Two trainings that want one folder, and a reader of a folder that is being written."""
 
+import itertools
 import random
 import re
 import signal
@@ -98,14 +99,15 @@ def test_sample_takes_a_whole_checkpoint_while_every_step_is_saved(source, tmp_p
             told = re.fullmatch(r".*(best|step-\d+)\.pt: step (\d+)(, .*)?\n", process.err)
             assert told, process.err
             time.sleep(chance.uniform(0, 0.05))
-    for n in range(300):
+    for n in itertools.count():
+        if n >= 300 and len(steps) > 10:  # on a busy machine few are written meanwhile
+            break
         with faults("a checkpoint read while others are written"):
             prefer = ("newest", "best")[n % 2]
             checkpoint = load_checkpoint(out, prefer=prefer)
             assert checkpoint.notices == ()
             if prefer == "newest":
                 steps.add(checkpoint.step)
-    assert len(steps) > 10
     assert writer.poll() is None, writer.err
     writer.signal(signal.SIGINT)
     assert writer.wait() == 130
